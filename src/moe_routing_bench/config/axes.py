@@ -101,7 +101,7 @@ class Axis:
 
 _TABLE = (
     Axis("model", str, "model preset that gives hidden, intermediate, experts, top_k and router", "shape", optional=True),
-    Axis("phase", str, "what the batch is of; a label", "shape", scope="scalar", default="prefill", choices=("prefill", "decode"), universal=True, silent=True),
+    Axis("phase", str, "kind of the batch, as a label", "shape", scope="scalar", default="prefill", choices=("prefill", "decode"), universal=True, silent=True),
     Axis("tokens", int, "tokens of the batch", "shape", prefix="T", typical=1024, least=1, most=2**31 - 1),
     Axis("hidden", int, "width of a token row", "shape", unit="elements", prefix="H", typical=1024, least=1, most=2**20, preset=True),
     Axis("intermediate", int, "inner width of an expert", "shape", unit="elements", prefix="I", typical=1024, least=1, most=2**20, preset=True),
@@ -114,7 +114,7 @@ _TABLE = (
     Axis("sampler", str, "how assignments are drawn", "workload", default="exact", choices=skew.SAMPLERS),
     Axis("trace", str, "Parquet file of recorded routing, for the sampler trace", "workload", scope="scalar", optional=True),
     Axis("router", str, "routing rule", "way", default="softmax_topk_renorm", choices=tuple(ROUTERS), open=True, also=rf"[\w.]+:\w+|{SCALED}", preset=True),
-    Axis("activation", str, "what an expert computes between its products; of a model, its own", "way", default="swiglu", choices=ACTIVATIONS, also=LIMITS, spelt=LIMITED, preset=True, silent=True),
+    Axis("activation", str, "function between an expert's GEMMs; a model has its own", "way", default="swiglu", choices=ACTIVATIONS, also=LIMITS, spelt=LIMITED, preset=True, silent=True),
     Axis("dtype", str, "format of the activations", "format", default="bf16", choices=formats.PLAIN),
     Axis("packed", str, "format of the rows after pack", "format", prefix="packed-", follows="dtype", choices=tuple(formats.FORMATS)),
     Axis("weights", str, "format of the experts' weights", "format", prefix="weights-", follows="dtype", choices=weights.NAMES, open=True),

@@ -19,7 +19,7 @@ from torch import Tensor
 from moe_routing_bench.peers import whole_layers as peers
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts.common import unaligned
-from moe_routing_kernels.experts.repacked import once
+from moe_routing_kernels.experts.dequant import once
 from moe_routing_kernels.layer import Layer
 
 _KINDS = {"sigmoid": "Swiglu", "gelu": "GegluTanh", "relu2": "Relu2"}  # `ActivationType`, by `Activation.value`

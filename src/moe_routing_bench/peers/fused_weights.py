@@ -9,10 +9,9 @@ from torch import Tensor
 
 from moe_routing_bench.peers import whole_layers as peers
 from moe_routing_kernels.activations import activation_of
-from moe_routing_kernels.experts.dequant import Parts, parts
-from moe_routing_kernels.experts.repacked import once
+from moe_routing_kernels.experts.dequant import Parts, once, parts
 from moe_routing_kernels.formats import ROW
-from moe_routing_kernels.formats.packing import pack
+from moe_routing_kernels.formats.groups import pack
 from moe_routing_kernels.formats.weights import WeightFormat
 from moe_routing_kernels.layer import Layer
 

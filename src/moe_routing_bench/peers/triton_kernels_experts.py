@@ -19,8 +19,7 @@ from moe_routing_bench.peers.fused_weights import in_turns
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import activate, mixed_formats, other_activations, other_rows, unaligned
-from moe_routing_kernels.experts.dequant import Parts, parts
-from moe_routing_kernels.experts.repacked import once
+from moe_routing_kernels.experts.dequant import Parts, once, parts
 
 _WARPS = 8  # for which scales are ordered
 _TILE = 128  # columns whose scales are loaded together, without a mask
