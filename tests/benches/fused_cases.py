@@ -42,10 +42,10 @@ def _align(ids, experts, block, order, blocks, total, expert_map=None, scatter=N
     order.fill_(ids.numel())
     row = 0
     for expert in range(experts):
-        own = (ids.flatten() == expert).nonzero().flatten().int()
-        order[row : row + len(own)] = own
-        blocks[row // block : -(-(row + len(own)) // block)] = expert
-        row += -(-len(own) // block) * block
+        rows = (ids.flatten() == expert).nonzero().flatten().int()
+        order[row : row + len(rows)] = rows
+        blocks[row // block : -(-(row + len(rows)) // block)] = expert
+        row += -(-len(rows) // block) * block
     total.fill_(row)
 
 
@@ -61,9 +61,9 @@ def _oai(out: Tensor, x: Tensor, alpha: float = 1.702, limit: float = 7.0) -> No
 
 def _quantise(x: Tensor, out: Tensor, scales: Tensor, group: int) -> None:
     groups = x.float().unflatten(-1, (-1, group))
-    found = groups.abs().amax(-1).clamp_min(1e-10) / 448
-    scales.copy_(found)
-    out.copy_((groups / found[..., None]).clamp(-448, 448).flatten(-2))
+    wanted = groups.abs().amax(-1).clamp_min(1e-10) / 448
+    scales.copy_(wanted)
+    out.copy_((groups / wanted[..., None]).clamp(-448, 448).flatten(-2))
 
 
 OPERATORS = {
@@ -126,20 +126,22 @@ def error_of(package: str, axes: dict) -> str | None:
     base = cell_of("layer", **{name: values[name] for name in SIZES})
     others: dict[str, Any] = {name: value for name, value in values.items() if name not in SIZES}
     cell = base.but(**others)
-    definition, one = bench.definition(), bench[way]
+    definition, implementation = bench.definition(), bench[way]
     if reason := bench.supports(way, cell):
         return reason
     inputs = definition.build(cell, 3, "cpu") | definition.shared(cell, 3, "cpu")
     outputs = definition.empty_outputs(cell, inputs)
     expected = definition.reference(cell, inputs)
-    (part,) = (name for name in one.parts if "+" in name)
-    module = __import__(one.fused(part), fromlist=["bind"])
+    (part,) = (name for name in implementation.parts if "+" in name)
+    module = __import__(implementation.fused(part), fromlist=["bind"])
     given = {name: inputs[name] for name in ("x", *bench.shared) if name in inputs}
     ids, weights = expected["topk_ids"].to(torch.int32), expected["topk_weights"].float()
-    call = module.bind(definition.problem(cell), topk_ids=ids, topk_weights=weights, **given, **outputs, **one.options)
-    found = bench.check(way, cell, inputs, outputs | call(), expected)
-    print(call.configuration(), f"{found.rel_l2_error:.1e} of {found.tolerance:.1e}")
-    return found.error
+    call = module.bind(
+        definition.problem(cell), topk_ids=ids, topk_weights=weights, **given, **outputs, **implementation.options
+    )
+    check = bench.check(way, cell, inputs, outputs | call(), expected)
+    print(call.configuration(), f"{check.rel_l2_error:.1e} of {check.tolerance:.1e}")
+    return check.error
 
 
 def main(package: str, *names: str) -> None:

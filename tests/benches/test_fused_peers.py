@@ -49,12 +49,12 @@ def fused_experts_impl(x, w13, w2, topk_weights, topk_ids, **options) -> Tensor:
     block, clamped = options["block_shape"], options.get("gemm1_alpha") or options["activation"] == "swigluoai"
     ups = dense(w13, options["w1_scale"], options["w1_zp"], form, block)
     downs = dense(w2, options["w2_scale"], options["w2_zp"], form, block)
-    biases = [options.get(one, options.get(other)) for one, other in (("b1", "w1_bias"), ("b2", "w2_bias"))]
+    biases = [options.get(name, options.get(other)) for name, other in (("b1", "w1_bias"), ("b2", "w2_bias"))]
     way = "relu2" if options["activation"].startswith("relu2") else OAI[options["activation"]]
     total = torch.zeros_like(x, dtype=torch.float32)
     for expert in range(len(w13)):
         token, slot = (topk_ids == expert).nonzero(as_tuple=True)
-        bias = [0.0 if one is None else one[expert].float() for one in biases]
+        bias = [0.0 if rows is None else rows[expert].float() for rows in biases]
         sums = x[token].float() @ ups[expert].T + bias[0]
         if clamped:  # gate and up in turns
             sums = torch.cat([sums[:, ::2], sums[:, 1::2]], 1)

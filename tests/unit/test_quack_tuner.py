@@ -24,7 +24,7 @@ WIDE = [*SPACE, Config(128, 1, 1), Config(192, 1, 1)]
 
 
 def tuner(name: str, configs: list[Config]) -> SimpleNamespace:
-    listed = [SimpleNamespace(kwargs={"config": one}) for one in configs]
+    listed = [SimpleNamespace(kwargs={"config": config}) for config in configs]
     return SimpleNamespace(fn=SimpleNamespace(__name__=name), best_config="of another", configs=listed)
 
 
@@ -47,7 +47,7 @@ def quack(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def test_every_configuration_of_hopper_is_tried_without_a_cluster(quack: SimpleNamespace) -> None:
     for _ in range(2):
         quack_tuner.tuner_choices()
-        assert [one.kwargs["config"] for one in quack.plain.configs] == WIDE
+        assert [listed.kwargs["config"] for listed in quack.plain.configs] == WIDE
         assert quack.autotune.get_all_configs(epilogue="gated") == WIDE
 
 

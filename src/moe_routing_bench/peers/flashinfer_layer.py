@@ -4,7 +4,8 @@ Strategy: a sort into tiles of 64 or 128 rows of one expert; a grouped product t
 result is zeroed on another stream; a second product that adds its weighted rows to the result by bulk reductions, in the format of the result.
 FlashInfer's tuner tries all its tiles for these sizes when it is bound. Gate and up columns are brought into turns of 32 when bound.
 
-The sort is CUDA, compiled by nvcc from FlashInfer's sources and from headers of NVIDIA's, which FlashInfer downloads or takes from flashinfer-cubin.
+The sort is CUDA, compiled by nvcc from FlashInfer's sources and from headers of NVIDIA's. FlashInfer downloads these into the folder that
+FLASHINFER_CUBIN_DIR names, or has them from the package flashinfer-cubin.
 """
 
 import importlib.util
@@ -38,7 +39,7 @@ def unsupported(problem: Layer) -> str | None:
     if not shutil.which("nvcc"):
         return "FlashInfer compiles its sort with nvcc, which is not on the path"
     if importlib.util.find_spec("flashinfer_cubin") is None and not os.environ.get(_HEADERS):
-        return f"FlashInfer's sort needs headers of flashinfer-cubin, which is not installed, or in {_HEADERS}"
+        return f"FlashInfer's sort is compiled from headers that it downloads; name a folder for them in {_HEADERS}"
     return None
 
 

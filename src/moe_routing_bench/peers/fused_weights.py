@@ -82,7 +82,7 @@ def fused_weights(
     """w13 (E, N, H), w2 (E, H, I), biases b13 (E, N) and b2 (E, H), and parts of quantised weights by name -> the kernels' operands."""
     form, (up, down) = problem.experts.quantised_weights, parts(w13, w2, beside)
     if activation_of(problem.activation).shift:  # gpt-oss's, of which checkpoints have gate and up in turns
-        up = once(up, "in turns", lambda given=up: {name: in_turns(one) for name, one in given.items()})
+        up = once(up, "in turns", lambda given=up: {name: in_turns(part) for name, part in given.items()})
         b13 = None if b13 is None else in_turns(b13)
     first, second = _product(up, form, b13), _product(down, form, b2)
     if form is None:

@@ -127,11 +127,11 @@ class Partial:
         top = name.partition(".")[0]
         if top != self._package and name not in self._given:
             return builtins.__import__(name, {}, {}, members)
-        found = self.module(name)
+        module = self.module(name)
         for member in members:
             if f"{name}.{member}" in (*self._files, *self._given):
                 self.module(f"{name}.{member}")
-        return found if members else self._modules[top]
+        return module if members else self._modules[top]
 
 
 class _Known(ModuleType):

@@ -25,7 +25,7 @@ def tuner_choices() -> Callable[[], str]:
 def with_unclustered(configs: Iterable[Any]) -> list[Any]:
     """QuACK's `GemmConfig`s, and at the end each of Hopper's without a cluster, once."""
     known = list(configs)
-    alone = [replace(one, cluster_m=1, cluster_n=1) for one in known if one.device_capacity == _HOPPER]
+    alone = [replace(config, cluster_m=1, cluster_n=1) for config in known if config.device_capacity == _HOPPER]
     return list(dict.fromkeys([*known, *alone]))
 
 
@@ -46,7 +46,8 @@ def _widen() -> None:
     autotune.get_all_configs = configs
     autotune._MOD_TUNERS.clear()  # made with the space as it was
     gemm_tuned.configs = [
-        AutotuneConfig(config=one) for one in with_unclustered(known.kwargs["config"] for known in gemm_tuned.configs)
+        AutotuneConfig(config=config)
+        for config in with_unclustered(known.kwargs["config"] for known in gemm_tuned.configs)
     ]
 
 

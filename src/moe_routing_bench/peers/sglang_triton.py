@@ -89,8 +89,8 @@ def _tiles(tables: Any, given: Fused, topk_ids: Tensor) -> str:
     )
     named = partial(tables.get_config_file_name, len(weights), weights.shape[2], given.form, given.block, per_channel)
     first, second = (_table(tables, named(down_moe=second)) for second in (False, True))
-    said = f"{up}; {first or f'default tiles: no table {named()}'}"
-    return f"{said}; second product {down}; {second}" if second else said
+    tiles = f"{up}; {first or f'default tiles: no table {named()}'}"
+    return f"{tiles}; second product {down}; {second}" if second else tiles
 
 
 def _table(tables: Any, name: str) -> str | None:
@@ -98,7 +98,7 @@ def _table(tables: Any, name: str) -> str | None:
     import triton
 
     folder = Path(tables.__file__).parent / "configs"
-    own = "triton_" + triton.__version__.replace(".", "_")
-    found = [path.parent.name for path in folder.glob("triton_*/*.json") if path.name == name]
-    found.sort(key=lambda version: (version == own, [int(part) for part in version.split("_")[1:]]))
-    return f"table {found[-1]}/{name}" if found else None
+    this = "triton_" + triton.__version__.replace(".", "_")
+    versions = [path.parent.name for path in folder.glob("triton_*/*.json") if path.name == name]
+    versions.sort(key=lambda version: (version == this, [int(part) for part in version.split("_")[1:]]))
+    return f"table {versions[-1]}/{name}" if versions else None

@@ -59,10 +59,12 @@ def bind(
     known, (first, second) = activation_of(problem.activation), parts(w13, w2, beside)
     fused = bool(known.shift)
     if fused:
-        first = once(first, "in turns", lambda given=first: {name: in_turns(one) for name, one in given.items()})
+        first = once(first, "in turns", lambda given=first: {name: in_turns(part) for name, part in given.items()})
         b13 = None if b13 is None else in_turns(b13)
-    (up, how_up), (down, how_down) = (_operand(one, problem.quantised_weights is not None) for one in (first, second))
-    bias_up, bias_down = (None if one is None else one.float() for one in (b13, b2))
+    (up, how_up), (down, how_down) = (
+        _operand(weights, problem.quantised_weights is not None) for weights in (first, second)
+    )
+    bias_up, bias_down = (None if bias is None else bias.float() for bias in (b13, b2))
     sizes = torch.empty_like(offsets[1:])
     inner = packed.new_empty(len(packed), problem.intermediate if fused else w13.shape[1])
     epilogue = {"fused_activation": _swiglu(known.alpha, known.limit)} if fused else {}

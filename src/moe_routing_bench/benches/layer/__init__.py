@@ -77,7 +77,7 @@ _FLASHINFER = Implementation(
     requires=("nvidia", "cutlass"),
     layout="compact",
     parts={"router": "cute", WHOLE: "flashinfer_layer"},
-    peer=pinned("flashinfer", "flashinfer-python", "0.7.2.post1"),
+    peer=Peer("flashinfer", "flashinfer-python", "pip install flashinfer-python==0.7.2.post1"),
     declares=("rounded_sums",),
 )
 
