@@ -1,7 +1,7 @@
 """Write the generated blocks of the documents: `python docs/generate.py`.
 
 A block stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a Markdown page. It holds what `BLOCKS`
-makes of the sources, the configs or the stored rows (`docs/stored_tables.py`, `docs/layer_tables.py`, `docs/seed_tables.py`). `tests/recipes/test_docs.py` fails where a page
+makes of the sources, the configs or the stored rows (`docs/stored_tables.py`, `docs/layer_tables.py`, `docs/seed_tables.py`, `docs/others_tables.py`). `tests/recipes/test_docs.py` fails where a page
 differs from what this program would write.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import layer_tables
+import others_tables
 import pandas as pd
 import seed_tables
 import stored_tables
@@ -131,6 +132,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **stored_tables.BLOCKS,
     **layer_tables.BLOCKS,
     **seed_tables.BLOCKS,
+    **others_tables.BLOCKS,
 }
 
 
