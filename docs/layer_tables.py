@@ -37,9 +37,12 @@ BASELINE = BENCHES[BENCH].baseline
 PRODUCTION = {  # what people run to serve these models, and how a table names it; absent: no row yet
     "vllm_triton": "vLLM's Triton kernel, tuned",
     "sglang_triton": "SGLang's Triton kernel, tuned",
+    "flashinfer": "FlashInfer's CuTe DSL kernel",
 }
-WAYS = ("torch_grouped_mm", "cute", "cute_gather", "cute_dependent", "cute_quack_gather", "triton_gather", "sonicmoe")
-WAYS = (*WAYS, *PRODUCTION)
+WAYS = (
+    *("torch_grouped_mm", "cute", "cute_gather", "cute_dependent", "cute_quack_gather", "triton_gather", "sonicmoe"),
+    *PRODUCTION,
+)
 MANY = 7  # implementations, from which on a layer has all of them in a table
 TRAINERS = ("sonicmoe",)  # made for training: rows of it say little of what people run to decode
 LABELS = PRODUCTION | {"sonicmoe": "SonicMoE", BASELINE: f"`{BASELINE}`"}
@@ -218,7 +221,11 @@ def _absent(rows: pd.DataFrame) -> list[str]:
     port = " `flag_gems` is a port of vLLM's without its table of tiles." * (
         "vllm_triton" not in set(rows["implementation"]) and "flag_gems" in set(rows["implementation"])
     )
-    return [f"No rows yet of {' and '.join(lacking)}.{port}"] if lacking else []
+    return [f"No rows yet of {_and(lacking)}.{port}"] if lacking else []
+
+
+def _and(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def others(run: str, ways: Sequence[str]) -> str:
