@@ -1,7 +1,7 @@
 """Write the generated blocks of the documents: `python docs/generate.py`.
 
 A block stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a Markdown page. It holds what `BLOCKS`
-makes of the sources, the configs or the stored rows (`docs/stored_tables.py`, `docs/layer_tables.py`, `docs/seed_tables.py`). `tests/recipes/test_docs.py` fails where a page
+makes of the sources, the configs or the stored rows (`docs/stored_tables.py`, `docs/layer_tables.py`, `docs/seed_tables.py`, `docs/others_tables.py`). A figure in prose that is computed has a comment behind it (`docs/prose_numbers.py`). `tests/recipes/test_docs.py` fails where a page
 differs from what this program would write.
 """
 
@@ -11,10 +11,13 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import computed
 import layer_tables
+import others_tables
 import pandas as pd
 import seed_tables
 import stored_tables
+from prose_numbers import MARK as COMPUTED
 from stored_tables import ROOT, table
 
 from moe_routing_bench.benches.registry import BENCHES
@@ -131,18 +134,23 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     **stored_tables.BLOCKS,
     **layer_tables.BLOCKS,
     **seed_tables.BLOCKS,
+    **others_tables.BLOCKS,
 }
 
 
 def written() -> Iterator[tuple[Path, str]]:
-    """Every page with blocks, and what it should hold; `SystemExit` for a mark without an end or an unknown name."""
+    """Every page with blocks or computed figures, and what it should hold; `SystemExit` for a mark without an end or an unknown name."""
     for page in PAGES:
         text = page.read_text()
         names = [name for _, name, _ in BLOCK.findall(text)]
         if len(names) != text.count(MARK) or not set(names) <= set(BLOCKS):
             raise SystemExit(f"{page}: a block without an end, or with another name than {', '.join(BLOCKS)}")
-        if names:
-            yield page, BLOCK.sub(lambda found: found[1] + BLOCKS[found[2]]() + found[3], text)
+        marks = [name for _, name in COMPUTED.findall(text)]
+        if not set(marks) <= set(computed.COMPUTED):
+            raise SystemExit(f"{page}: a figure with another name than {', '.join(computed.COMPUTED)}")
+        if names or marks:
+            made = BLOCK.sub(lambda found: found[1] + BLOCKS[found[2]]() + found[3], text)
+            yield page, COMPUTED.sub(lambda found: f"{computed.COMPUTED[found[2]]()}<!--={found[2]}-->", made)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from stored_tables import (
     SYMBOLS,
     TRAINING,
     digits,
+    energy,
     explained,
     percent,
     stored_cells,
@@ -24,7 +25,6 @@ from stored_tables import (
     time,
 )
 
-from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import row_groups
@@ -33,9 +33,18 @@ from moe_routing_kernels.choices import table as table_of_choices
 
 BENCH = "layer"
 BASELINE = BENCHES[BENCH].baseline
-WAYS = ("torch_grouped_mm", "cute", "cute_gather", "cute_dependent", "cute_quack_gather", "triton_gather", "sonicmoe")
+PRODUCTION = {  # what people run to serve these models, and how a table names it; absent: no row yet
+    "vllm_triton": "vLLM's Triton kernel, tuned",
+    "sglang_triton": "SGLang's Triton kernel, tuned",
+    "flashinfer": "FlashInfer's CuTe DSL kernel",
+}
+WAYS = (
+    *("torch_grouped_mm", "cute", "cute_gather", "cute_dependent", "cute_quack_gather", "triton_gather", "sonicmoe"),
+    *PRODUCTION,
+)
+MANY = 7  # implementations, from which on a layer has all of them in a table
 TRAINERS = ("sonicmoe",)  # made for training: rows of it say little of what people run to decode
-SERVERS = {"vllm": "vLLM", "sglang": "SGLang"}  # how the names of their kernels for experts begin
+LABELS = PRODUCTION | {"sonicmoe": "SonicMoE", BASELINE: f"`{BASELINE}`"}
 
 
 def shape(row: pd.Series) -> str:
@@ -47,27 +56,23 @@ def shape(row: pd.Series) -> str:
 
 
 def measured(phase: str) -> pd.DataFrame:
-    """The rows of a phase with a time, but for those of `auto`, which are of one of the others."""
+    """The rows of a phase with a time; those of `auto` are rows of what it ran."""
     rows = stored_tables.stored((DECODE if phase == "decode" else LAYERS) + "measurements.parquet")
-    return rows[
-        (rows["bench"] == BENCH)
-        & (rows["status"] == "ok")
-        & (rows["implementation"] != AUTO)
-        & (rows["phase"] == phase)
-    ]
+    timed = rows[(rows["bench"] == BENCH) & (rows["status"] == "ok") & (rows["phase"] == phase)]
+    return regret.as_chosen(timed)
 
 
 def chosen(cell: pd.DataFrame) -> str:
     """What `auto` runs in a cell, among ours that were measured there."""
-    mine = cell[cell["implementation"].isin(origins.ours(BENCH))]
-    (entry,) = regret.entries(mine, "")
-    (line,) = regret.lines([entry], table_of_choices.load())
-    return line.choices[0].name
+    name = regret.runs(cell, table_of_choices.load())
+    assert name is not None, f"{cell['cell'].iloc[0]}: none of ours was measured"
+    return name
 
 
 def rivals(cell: pd.DataFrame) -> pd.Series:
     """The times of all that is not ours in a cell, by implementation."""
-    return cell[~cell["implementation"].isin(origins.ours(BENCH))].set_index("implementation")["median_us"]
+    others = cell[~cell["implementation"].isin(origins.ours(BENCH))]
+    return others.set_index("implementation", drop=False)["median_us"]
 
 
 def layers(phase: str) -> str:
@@ -89,41 +94,71 @@ def layers(phase: str) -> str:
         else:
             line |= {
                 "over dense products": digits(found.at[mine, "over_dense"]),
-                "mJ per token": digits(found.at[mine, "energy_mj_per_token"]),
+                "mJ per token": energy(found.at[mine, "energy_mj_per_token"]),
             }
         lines.append(line)
     shown = explained(table(sorted(lines, key=lambda line: (line["layer"], int(line["T"])))))
     return "\n".join([shown, *together(even(rows))])
 
 
+FIRST, OF_FIRST = "qwen3-30b-a3b", (1, 8, 64, 4096, 16384)
 HEADLINE = {
-    "qwen3-30b-a3b": (4096, 16384),
     "qwen3-next-80b-a3b": (16384,),
     "olmoe-1b-7b": (16384,),
-    "deepseek-v3": (8192,),
+    "deepseek-v3": (64, 8192),
     "gpt-oss-120b": (16384,),
     "mixtral-8x7b": (8192,),
 }
 
 
 def headline() -> str:
-    """One line per layer of `HEADLINE`: what `auto` runs, its fastest rival and the baseline; below it the means over all layers with even loads."""
-    rows, lines = even(measured("prefill")), []
-    for model, tokens in ((model, tokens) for model, several in HEADLINE.items() for tokens in several):
-        cell = rows[(rows["model"] == model) & (rows["tokens"] == tokens)]
-        assert cell["cell"].nunique() == 1, f"{model}, T={tokens}: not one cell"
-        times, ours, fastest = cell.set_index("implementation"), chosen(cell), rivals(cell).idxmin()
-        lines.append(
-            {
-                "layer": model,
-                "T": str(tokens),
-                "`ops.layer`": time(times, ours),
-                "fastest rival": f"{time(times, fastest)} (`{fastest}`)",
-                f"`{BASELINE}`": time(times, BASELINE),
-                "speed-up over the rival": f"{digits(times.at[fastest, 'median_us'] / times.at[ours, 'median_us'])}x",
-            }
-        )
-    return "\n".join([explained(table(lines)), *together(rows), decoding("qwen3-30b-a3b")])
+    """The first model by the number of tokens, decoding to prefill, then a line per layer of `HEADLINE`; below each phase what its cells say together."""
+    both = [even(measured(phase)) for phase in ("decode", "prefill")]
+    rows = pd.concat([phase[phase["cell"].notna()] for phase in both])
+    tables = explained(f"{table(by_tokens(rows))}\n{table(by_layer(rows))}")
+    decode, prefill = ("".join(together(phase)) for phase in both)
+    return f"{tables}\n**Prefill.** {prefill}\n**Decoding.** {decode.rstrip()} {decoding(FIRST)}"
+
+
+def _cell(rows: pd.DataFrame, model: str, tokens: int) -> pd.DataFrame:
+    """The rows of the one cell of a model and a number of tokens, by implementation."""
+    cell = rows[(rows["model"] == model) & (rows["tokens"] == tokens)]
+    assert cell["cell"].nunique() == 1, f"{model}, T={tokens}: not one cell"
+    return cell.set_index("implementation", drop=False)
+
+
+def by_tokens(rows: pd.DataFrame) -> list[dict[str, str]]:
+    """A line per implementation of the first model: ours, what serves models as far as it has rows, SonicMoE and the baseline; last the fastest rival."""
+    cells = {tokens: _cell(rows, FIRST, tokens) for tokens in OF_FIRST}
+    heading = f"{FIRST}, bf16, µs"
+    lines = [{heading: "`ops.layer` (ours)"} | {f"T={t}": time(cell, chosen(cell)) for t, cell in cells.items()}]
+    for name, label in LABELS.items():
+        if any(name in cell.index for cell in cells.values()):
+            lines.append({heading: label} | {f"T={tokens}": time(cell, name) for tokens, cell in cells.items()})
+    return [*lines, {heading: "speed-up over the fastest rival"} | {f"T={t}": _lead(cell) for t, cell in cells.items()}]
+
+
+def by_layer(rows: pd.DataFrame) -> list[dict[str, str]]:
+    """A line per layer of `HEADLINE`: ours, what serves models as far as it has rows, the fastest rival and the baseline."""
+    cells = [_cell(rows, model, tokens) for model, several in HEADLINE.items() for tokens in several]
+    production = [name for name in PRODUCTION if any(name in cell.index for cell in cells)]
+    lines = []
+    for cell in cells:
+        fastest = rivals(cell).idxmin()
+        line = {"layer": cell["model"].iloc[0], "T": str(cell["tokens"].iloc[0])}
+        line["`ops.layer`"] = time(cell, chosen(cell))
+        line |= {PRODUCTION[name]: time(cell, name) for name in production}
+        line |= {"fastest rival": f"{time(cell, fastest)} (`{fastest}`)", f"`{BASELINE}`": time(cell, BASELINE)}
+        lines.append(line | {"speed-up": _lead(cell).partition(" ")[0]})
+    return lines
+
+
+def _lead(cell: pd.DataFrame) -> str:
+    """How many times as long as ours the fastest rival of a cell takes, and its name; a dash for decoding without a rival that people decode with."""
+    found = rivals(cell)
+    if (cell["phase"] == "decode").all() and not set(PRODUCTION) & set(found.index):
+        return "–"
+    return f"{digits(_over(cell, found.min()))}x (`{found.idxmin()}`)"
 
 
 def decoding(model: str) -> str:
@@ -131,7 +166,7 @@ def decoding(model: str) -> str:
     rows = even(measured("decode")).query("model == @model").sort_values("tokens")
     shares = [cell.set_index("implementation").at[chosen(cell), "share_of_copy"] for _, cell in rows.groupby("tokens")]
     tokens = row_groups.words([str(tokens) for tokens in sorted(rows["tokens"].unique())])
-    return f"Decoding: with {tokens} tokens of {model}, `ops.layer` reads weights at {row_groups.words([percent(share) for share in shares])} of the bandwidth of a copy.\n"
+    return f"With {tokens} tokens of {model}, `ops.layer` reads weights at {row_groups.words([percent(share) for share in shares])} of the bandwidth of a copy.\n"
 
 
 def even(rows: pd.DataFrame) -> pd.DataFrame:
@@ -142,8 +177,8 @@ def even(rows: pd.DataFrame) -> pd.DataFrame:
 def together(rows: pd.DataFrame) -> list[str]:
     """What the cells of one phase say together; nothing of a single cell.
 
-    The lead over the fastest rival is given over all cells and over those with another rival than torch; where the only such rivals are made
-    for training and the cells are of decoding, it is left out.
+    The lead over the fastest rival is that over cells with another rival than torch, and then with those in which torch runs alone; where the
+    only rivals of cells of decoding are made for training, it is left out.
     """
     cells = [cell for _, cell in rows.groupby("cell", sort=False)]
     if len(cells) < 2:
@@ -162,13 +197,11 @@ def together(rows: pd.DataFrame) -> list[str]:
         )
     else:
         wide = [one for one, names_there in zip(ahead, others, strict=True) if names_there]
-        over = (
-            f"; over the {len(wide)} with another rival than torch {digits(stats.gmean(wide))}x"
-            if 1 < len(wide) < len(ahead)
-            else ""
-        )
+        alone = len(ahead) - len(wide)
+        main, which = (wide, "with another rival than torch") if wide else (ahead, "in which torch is the only rival")
+        with_all = f"; with the {alone} in which torch is the only rival {digits(stats.gmean(ahead))}x"
         said.append(
-            f"Speed-up of what `auto` runs, geometric mean over {count(len(cells), 'layer')} with even loads: {digits(stats.gmean(ahead))}x the fastest rival (least {digits(min(ahead))}x){over}; {digits(torch)}x `{BASELINE}`."
+            f"Speed-up of what `auto` runs, geometric mean over {count(len(main), 'layer')} with even loads {which}: {digits(stats.gmean(main))}x the fastest rival (least {digits(min(main))}x){with_all * bool(wide and alone)}; {digits(torch)}x `{BASELINE}`."
         )
     said += _absent(rows)
     doubted = sum(bool((cell["suspect"] == True).any()) for cell in cells)  # noqa: E712
@@ -178,17 +211,20 @@ def together(rows: pd.DataFrame) -> list[str]:
 
 
 def _over(cell: pd.DataFrame, us: float) -> float:
-    return us / cell.set_index("implementation").at[chosen(cell), "median_us"]
+    return us / cell.set_index("implementation", drop=False).at[chosen(cell), "median_us"]
 
 
 def _absent(rows: pd.DataFrame) -> list[str]:
-    """Which of the libraries that serve models have no kernel for experts among the rows, in a sentence."""
-    names = set(rows["implementation"])
-    lacking = [name for start, name in SERVERS.items() if not any(one.startswith(start) for one in names)]
-    port = " (`flag_gems` is a port of vLLM's without its table of tiles)" * (
-        "vLLM" in lacking and "flag_gems" in names
+    """Which of the kernels that serve models have no row yet, in a sentence."""
+    lacking = [f"{label} (`{name}`)" for name, label in PRODUCTION.items() if name not in set(rows["implementation"])]
+    port = " `flag_gems` is a port of vLLM's without its table of tiles." * (
+        "vllm_triton" not in set(rows["implementation"]) and "flag_gems" in set(rows["implementation"])
     )
-    return [f"The kernels of {' and '.join(lacking)} for experts are not among them yet{port}."] if lacking else []
+    return [f"No rows yet of {_and(lacking)}.{port}"] if lacking else []
+
+
+def _and(parts: Sequence[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def others(run: str, ways: Sequence[str]) -> str:
@@ -210,7 +246,7 @@ def others(run: str, ways: Sequence[str]) -> str:
 def all_layers() -> str:
     """Every implementation of the layers that most were measured of, in the order of their times."""
     rows = stored_tables.stored(LAYERS + "measurements.parquet").query("bench == 'layer'")
-    several = [cell for _, cell in rows.groupby("cell") if len(cell) > len(WAYS)]
+    several = [cell for _, cell in rows.groupby("cell") if len(cell) > MANY]
     lines = []
     for cell in sorted(several, key=lambda cell: cell["tokens"].iloc[0]):
         best, found = cell["median_us"].min(), cell.set_index("implementation")
@@ -223,7 +259,7 @@ def all_layers() -> str:
             }
             line |= {
                 "over dense products": digits(row["over_dense"]),
-                "mJ per token": digits(row["energy_mj_per_token"]),
+                "mJ per token": energy(row["energy_mj_per_token"]),
             }
             lines.append(line)
     return explained(table(lines))

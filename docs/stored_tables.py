@@ -50,6 +50,13 @@ def digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else significant(value, 3)
 
 
+def energy(value: float) -> str:
+    """Two significant digits: between runs the energy of a call differs by 10 % (95th percentile)."""
+    if pd.isna(value):
+        return "–"
+    return f"{value:.0f}" if value >= 100 else significant(value, 2)
+
+
 SUSPECT, WIDE, WARM = "†", "°", "‡"
 _MARKS = {
     SUSPECT: "suspect: the row says why (`suspect_reason`)",

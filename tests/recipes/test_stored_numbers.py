@@ -1,13 +1,10 @@
-"""Numbers in prose that no generated block holds: each is computed from stored rows, and stands in its document."""
+"""What prose says of stored rows in words: cards, commits, pairing. Its figures are computed (test_prose_numbers.py)."""
 
 import re
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-
-from moe_routing_kernels.formats import FORMATS
 
 pytestmark = pytest.mark.slow
 
@@ -24,26 +21,9 @@ def text_of(name: str) -> str:
     return re.sub(r"\s+", " ", (ROOT / name).read_text())
 
 
-def test_what_formats_lose_is_said_of_the_stored_comparisons() -> None:
-    rows = stored("nvidia-h200.quantised", "accuracy")
-    formats = set(rows["weights"]) - set(FORMATS)
-    (commit,) = rows["git_sha"].str[:7].unique()
-    assert (rows["of_bound"].dropna() <= 1).all() and (rows["kernel_error"].dropna() <= rows["tolerance"]).all()
-    said = f"all {len(formats)} formats, and bf16 and fp16, were right in all {len(rows)} comparisons"
-    assert said in text_of("docs/quantised.md") and f"commit {commit})." in text_of("docs/quantised.md")
-
-
-def test_no_row_of_the_routing_grid_is_in_doubt() -> None:
-    rows = stored()
-    assert rows["anomaly"].isna().all()
-    assert f"None of the {len(rows)} measured rows of the routing grid" in text_of("docs/method.md")
-
-
-def test_the_largest_error_of_a_gate_is_that_of_the_rows() -> None:
-    rows = stored().query("bench == 'gate' and implementation in ('torch', 'triton', 'cute')")
-    assert f"in the stored H200 rows is {rows['rel_l2_error'].max():.1e}".replace("e-0", "e-") in text_of(
-        "docs/method.md"
-    )
+def test_the_comparisons_of_formats_are_of_the_commit_that_is_named() -> None:
+    (commit,) = stored("nvidia-h200.quantised", "accuracy")["git_sha"].str[:7].unique()
+    assert f"commit {commit})." in text_of("docs/quantised.md")
 
 
 def test_how_many_cards_measured_a_run() -> None:
@@ -57,19 +37,6 @@ def test_how_many_cards_measured_a_run() -> None:
     assert set(re.findall(r"seed-[\w-]+", sentence)) == set(several)
     for run, number in several.items():
         assert words[number] in re.split(rf"{run}\b(?!-)", sentence)[1].partition(")")[0]
-
-
-def test_layers_without_gpt_oss_beside_sonicmoe() -> None:
-    """Over the cells with even loads in which it ran; and which rows are suspect or did not converge."""
-    rows, said = stored(f"{H200}.layers"), text_of("docs/experts.md")
-    medians = rows[rows["skew"] == 0].pivot(index="cell", columns="implementation", values="median_us")
-    ratios = (medians["sonicmoe"] / medians[["cute", "cute_gather"]].min(axis=1)).dropna()
-    assert f"{np.exp(np.log(ratios).mean()):.2f}x SonicMoE alone" in said and len(ratios) == 9
-    assert f"{(~rows['converged'].astype(bool)).sum()} of {len(rows)} rows did not converge" in said
-    suspect = rows[rows["suspect"].fillna(False).astype(bool)]
-    drifts = suspect["suspect_reason"].str.extract(r"drifted ([\d.]+)%")[0].astype(float)
-    assert suspect["cell"].nunique() == 3 and f"drifted by {drifts.min()} to {drifts.max()} %" in said
-    assert f"busy for {100 * rows['busy_share'].min():.0f} to {100 * rows['busy_share'].max():.1f} %" in said
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,21 @@ def said(rule, *rows):
     return found.text if found else ""
 
 
+@pytest.mark.parametrize(
+    ("other", "rivals", "text"),
+    [
+        ("triton", {"vllm": 30.0, "torch": 50.0}, "(ours, too; vllm, the fastest rival there, takes 3.00x as long)"),
+        ("triton", {}, "(ours, too)"),
+        ("vllm", {"torch": 50.0}, ""),
+    ],
+)
+def test_a_lead_over_another_kernel_of_ours_says_so_and_names_the_fastest_rival(other, rivals, text):
+    first = ran("a", "cute", 10.0, "faster", 1.4, best_other=other)
+    rest = [ran("a", name, us, "slower", 0.5) for name, us in ({other: 14.0} | rivals).items()]
+    found = said(headlines.fastest, first, *rest)
+    assert f"as fast as {other}" in found and (text in found if text else "ours" not in found)
+
+
 def drawn(found):
     """Name, marks and value of every dot of a headline's picture."""
     return [
@@ -97,7 +112,7 @@ def test_the_fastest():
     rows_there = [*rows, ran("unjudged", "cute", 1.0)]
     found = headlines.fastest(sound(*rows_there), frame(*rows_there))
     assert found and found.text == (
-        "routing: cute is faster than the best other implementation, beyond noise, in 3 of 4 cells; in the median one of these it is 1.40x [1.39, 1.41] as fast as triton, at T=512 E=8."
+        "routing: cute is faster than the best other implementation, beyond noise, in 3 of 4 cells; in the median one of these it is 1.40x [1.39, 1.41] as fast as triton (ours, too), at T=512 E=8."
     )
     assert found.link == "rows?filter=bench%3Drouting+implementation%3Dcute+best_verdict%3Dfaster&sort=best_speedup"
     assert drawn(found) == [
@@ -365,7 +380,7 @@ def test_of_one_cell_there_is_no_median():
     """It is named as what it is; without a stored interval nothing is said."""
     alone = pair("a", 1.4)
     assert said(headlines.fastest, *alone).endswith(
-        "in 1 of 1 cell; there it is 1.40x [1.39, 1.41] as fast as triton, at T=64 E=8."
+        "in 1 of 1 cell; there it is 1.40x [1.39, 1.41] as fast as triton (ours, too), at T=64 E=8."
     )
     assert said(headlines.fastest, *(row | {"best_speedup_ci_low": None} for row in alone)) == ""
     near = said(headlines.near_the_limit, *(row | {"share_of_roofline": 0.5} for row in alone))

@@ -1,13 +1,17 @@
 """The tables of whole layers: what counts as ours, which rivals a mean is over, and which times are marked."""
 
 import importlib
+import re
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 
 import pandas as pd
 import pytest
+import yaml
 from rows import frame, one
+
+from moe_routing_bench.comparison import origins
 
 DOCS = Path(__file__).parents[2] / "docs"
 SIZES = {"tokens": 4096, "hidden": 2048, "intermediate": 768, "experts": 128, "top_k": 8, "skew": 0.0}
@@ -66,11 +70,9 @@ def test_a_mean_names_its_rivals_and_tells_cells_with_torch_alone_apart(
     rival = {"cute": 100.0, "torch_grouped_mm": 400.0, "cute_quack": 100.0, "sonicmoe": 121.0}
     alone = {"cute": 100.0, "torch_grouped_mm": 400.0, "cute_grouped_mm": 800.0}
     found = shown(tables, monkeypatch, cell("a", **rival), cell("b", **rival), cell("c", **alone)).splitlines()[-1]
-    assert (
-        "over 3 layers with even loads: 1.59x the fastest rival (least 1.00x); over the 2 with another rival than torch 1.00x; 4.00x `torch_grouped_mm`"
-        in found
-    )
-    assert "`cute_quack` in 2" in found and "`sonicmoe` in 2" in found and "vLLM and SGLang" in found
+    assert [float(ratio) for ratio in re.findall(r"([\d.]+)x", found)] == [1.0, 1.0, 1.59, 4.0]
+    assert "over 2 layers" in found and "with the 1 in which" in found
+    assert "`cute_quack` in 2" in found and "`sonicmoe` in 2" in found
 
 
 @pytest.mark.parametrize(
@@ -93,11 +95,66 @@ def test_at_decoding_no_lead_is_stated_over_libraries_made_for_training(
 def test_a_kernel_of_a_server_that_is_among_the_rows_is_not_said_to_be_absent(
     tables: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = frame(one("layer", "vllm_triton"), one("layer", "cute"))
-    assert tables._absent(rows) == ["The kernels of SGLang for experts are not among them yet."]
+    (said,) = tables._absent(frame(one("layer", "vllm_triton"), one("layer", "cute")))
+    assert "`sglang_triton`" in said and "`vllm_triton`" not in said
     ported = frame(one("layer", "flag_gems"), one("layer", "cute"))
     assert "`flag_gems` is a port of vLLM's" in tables._absent(ported)[0]
-    assert tables._absent(frame(one("layer", "vllm_triton"), one("layer", "sglang_triton"))) == []
+    assert tables._absent(frame(*(one("layer", name) for name in tables.PRODUCTION))) == []
+
+
+def headlined(tables: ModuleType, monkeypatch: pytest.MonkeyPatch, **more: float) -> str:
+    """The headline of layers with these rivals besides torch and SonicMoE."""
+    cells = {"decode": [(tables.FIRST, 1), (tables.FIRST, 8), (tables.FIRST, 64), ("deepseek-v3", 64)]}
+    cells["prefill"] = [(tables.FIRST, 4096), (tables.FIRST, 16384)]
+    cells["prefill"] += [(model, t) for model, several in tables.HEADLINE.items() for t in several if t > 64]
+    times = {"cute": 100.0, "sonicmoe": 200.0, "torch_grouped_mm": 400.0} | more
+    rows = [
+        row | {"model": model, "tokens": tokens}
+        for phase, found in cells.items()
+        for model, tokens in found
+        for row in cell(f"{model}{tokens}", phase, **times)
+    ]
+    monkeypatch.setattr(
+        tables.stored_tables,
+        "stored",
+        lambda name: frame(*(row for row in rows if (row["phase"] == "decode") == ("decode" in name))),
+    )
+    return tables.headline()
+
+
+def test_kernels_that_serve_models_are_in_the_headline_once_they_have_rows(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then it says that there are none, and states no lead at decoding."""
+    without = headlined(tables, monkeypatch)
+    assert without.count("No rows yet of vLLM") == 2 and without.count("2.00x (`sonicmoe`)") == 2
+    (lead,) = [line for line in without.splitlines() if line.startswith("| speed-up")]
+    assert lead.split("|")[2:5] == [" – "] * 3
+    found = headlined(tables, monkeypatch, vllm_triton=150.0, sglang_triton=160.0)
+    assert "No rows yet of FlashInfer" in found and found.count("1.50x (`vllm_triton`)") == 5
+    lines = found.splitlines()
+    assert any(line.startswith("| vLLM") and line.count("150") == 5 for line in lines)
+    assert all("150" in line and "160" in line for line in lines if line.startswith("| mixtral"))
+
+
+def test_energy_has_the_digits_that_runs_agree_in(tables: ModuleType) -> None:
+    assert [tables.energy(value) for value in (0.09112, 0.859, 123.4)] == ["0.091", "0.86", "123"]
+
+
+def test_rivals_of_decoding_are_those_of_prefill() -> None:
+    """For a model that both configs have; but for the port of a kernel that is a rival itself."""
+    listed = {}
+    for name in ("layers", "decode"):
+        config = yaml.safe_load((DOCS.parent / f"config/{name}.yaml").read_text())
+        for entry in config["grid"]:
+            if entry["benches"] == ["layer"] and not entry.get("skew"):
+                for model in entry.get("model", []):
+                    listed.setdefault(model, {}).setdefault(name, set()).update(entry["implementations"])
+    both = {model: found for model, found in listed.items() if len(found) == 2}
+    assert len(both) >= 2
+    for model, found in both.items():
+        layers, decode = (found[name] - origins.ours("layer") - {"flag_gems"} for name in ("layers", "decode"))
+        assert layers == decode, model
 
 
 @pytest.mark.parametrize(
@@ -136,7 +193,5 @@ def test_the_stored_layers_have_the_means_that_were_recomputed_by_hand(tables: M
     """From results/nvidia-h200.layers: products of QuACK as a rival, and the cells in which torch runs alone told apart."""
     rows: pd.DataFrame = tables.measured("prefill")
     (said,) = tables.together(rows[rows["skew"] == 0])
-    assert (
-        "over 11 layers with even loads: 1.19x the fastest rival (least 0.973x); over the 9 with another rival than torch 1.08x"
-        in said
-    )
+    assert [float(ratio) for ratio in re.findall(r"([\d.]+)x", said)] == [1.08, 0.973, 1.19, 1.96]
+    assert "over 9 layers" in said and "with the 2 in which" in said

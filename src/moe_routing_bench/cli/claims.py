@@ -47,6 +47,15 @@ def claims(
         if some:
             show(_table(some))
             print(f"{len(some)} {kind}: {counts([verdict.verdict for verdict in some])}")
+    if rows and not only:
+        for text in _published(rows[0]):
+            print(text)
+
+
+def _published(rows: Any) -> list[str]:
+    """What became of the rows that other projects published, in a paragraph for each source with rows of cells here."""
+    tables = importlib.import_module("moe_routing_bench.report.published_tables").tables(rows)
+    return [table.note for table in tables]
 
 
 def held(platform: str, chosen: Iterable[published.Claim], collected: list[Any]) -> list[Any]:

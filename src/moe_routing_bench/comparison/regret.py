@@ -13,6 +13,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.config.axes import SHARED
 from moe_routing_kernels.choices import choose, distance
 from moe_routing_kernels.choices.chooser import preferred
@@ -175,6 +176,13 @@ def lines(judged: Iterable[Entry], table: Sequence[Entry], with_peers: bool = Fa
     check_names(table, (one.name for one in BENCHES[BENCH].implementations))
     others = peers() if with_peers else set()
     return [one for entry in judged if (one := _line(entry, table, others)) is not None]
+
+
+def runs(cell: pd.DataFrame, table: Sequence[Entry]) -> str | None:
+    """The implementation that `auto` runs in one cell, among ours with a time there; None where there is none."""
+    found = as_chosen(cell)
+    entered = entries(found[found["implementation"].isin(origins.ours(BENCH))], "")
+    return next((line.choices[0].name for line in lines(entered, table)), None)
 
 
 def summaries(found: Sequence[Line]) -> list[Summary]:

@@ -8,7 +8,21 @@ import pandas as pd
 
 TOKENS = "tokens"  # label of an axis whose ticks are the numbers that were measured
 KINDS = ("lines", "points", "dots", "bars", "matrix")
-_OPTIONAL = ("x_low", "x_high", "low", "high", "says", "text", "aside", "bench", "cell", "implementation", "join")
+_OPTIONAL = (
+    "x_low",
+    "x_high",
+    "low",
+    "high",
+    "says",
+    "text",
+    "aside",
+    "bench",
+    "cell",
+    "implementation",
+    "join",
+    "doubt",
+)
+DOUBTFUL, WARM, WARM_CACHE = "doubtful", "warm", "L2 may be warm"
 _REQUIRED = ("panel", "series", "x", "y")
 
 
@@ -27,7 +41,7 @@ class Chart:
 
     Columns of `marks`: panel, series, x, y and, where known, x_low, x_high, low, high, says (in words), bench, cell, implementation (the
     row), join (which points of a series a line joins; of kind points: which lie on one front), text (what is written in a bar or cell, or
-    next to a point, where it has room) and aside (what is written at the end of its line of names). `colors` are those of the series, in the
+    next to a point, where it has room), doubt (why the time of the row is to be doubted, see `doubts`) and aside (what is written at the end of its line of names). `colors` are those of the series, in the
     order of the legend. `shown` are the rows that the marks are of, for the line on where numbers come from; `reason` says why there are no
     marks. `own` are the scales (x, y) of panels that have others than the chart. `named`: there are so many series that each panel names
     its own at its right. `timed`: it shows times or speeds, of which a CPU's say little.
@@ -70,8 +84,34 @@ def marks(records: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def row(record: pd.Series) -> dict[str, Any]:
-    """What names the row that a mark is of."""
-    return {name: record[name] for name in ("bench", "cell", "implementation")}
+    """What names the row that a mark is of, and what speaks against its time."""
+    return {name: record[name] for name in ("bench", "cell", "implementation")} | {"doubt": doubts(record)}
+
+
+def doubts(record: pd.Series) -> str | None:
+    """What speaks against the time of a row, in words; None where nothing does. A CPU's caches are not judged."""
+    known = {
+        "suspect": record.get("suspect") == True,  # noqa: E712
+        "not converged": record.get("converged") == False,  # noqa: E712
+        WARM_CACHE: record.get("cold") == False and isinstance(record.get("gpu_name"), str),  # noqa: E712
+    }
+    return ", ".join(text for text, there in known.items() if there) or None
+
+
+def look(chart: Chart, doubt: object) -> str:
+    """How a mark is drawn: DOUBTFUL is hollow or pale, WARM (and nothing else) is small; empty for all others, and in charts without times."""
+    if not chart.timed or not isinstance(doubt, str):
+        return ""
+    return WARM if doubt == WARM_CACHE else DOUBTFUL
+
+
+def legend_of_doubts(chart: Chart) -> str:
+    """What hollow and small marks mean, with their numbers; empty where there are none."""
+    looks = [look(chart, doubt) for doubt in chart.marks["doubt"]]
+    hollow = "pale" if chart.kind in ("bars", "matrix") else "hollow"
+    small = "hatched" if chart.kind == "bars" else "with ‡" if chart.kind == "matrix" else "small"
+    said = ((DOUBTFUL, f"{hollow}: suspect or not converged"), (WARM, f"{small}: {WARM_CACHE}"))
+    return "; ".join(f"{text} ({looks.count(kind)} marks)" for kind, text in said if kind in looks)
 
 
 def nothing(kind: str, x: Scale, y: Scale, rows: pd.DataFrame, reason: str) -> Chart:

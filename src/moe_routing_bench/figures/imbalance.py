@@ -69,6 +69,7 @@ def load_cv(table: pd.DataFrame) -> Chart:
         rows,
         note=row_groups.differing(rows, f"{len(rows)} routings", but=(*WITHOUT_EFFECT, "skew", "sampler")),
         own={_DROP.label: (_SKEW, _DROP)},
+        timed=False,
     )
 
 
@@ -108,5 +109,11 @@ def padding(table: pd.DataFrame) -> Chart:
     pooled = row_groups.words(row_groups.pooled(rows, by=keys))
     note = f"rows that differ in {pooled} are one point" if pooled else ""
     return Chart(
-        "points", *_WASTE, marks(records), palette.assigned(sorted(shown["layout"].unique())), shown, note=note
+        "points",
+        *_WASTE,
+        marks(records),
+        palette.assigned(sorted(shown["layout"].unique())),
+        shown,
+        note=note,
+        timed=False,
     )

@@ -43,7 +43,9 @@ def _of_shapes(grid: pd.DataFrame, rows: pd.DataFrame, shapes: int) -> str:
     shown = f"{len(grid)} of {count(shapes, 'shape')}" if len(grid) < shapes else count(shapes, "shape")
     over = row_groups.differing(rows, "cells", by=["what", "shape"])
     medians = f"; medians over {over}" * bool(rows.duplicated(["what", "shape"]).any())
-    return f"{shown}; baseline: {footer.distinct(rows['baseline'])}{medians}"
+    doubtful = int(((rows["suspect"] == True) | (rows["converged"] == False)).sum())  # noqa: E712
+    doubts = f"; {doubtful} of {count(len(rows), 'row')} suspect or not converged" * bool(doubtful)
+    return f"{shown}; baseline: {footer.distinct(rows['baseline'])}{medians}{doubts}"
 
 
 def _besides(table: pd.DataFrame) -> pd.DataFrame:

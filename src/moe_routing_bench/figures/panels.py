@@ -1,6 +1,7 @@
 """One panel of a chart on paper, by matplotlib: the same marks, symbols and colours as on the page."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,13 +10,14 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from scipy.optimize import isotonic_regression
 
-from moe_routing_bench.figures.chart import TOKENS, Chart, Scale
+from moe_routing_bench.figures.chart import DOUBTFUL, TOKENS, WARM, Chart, Scale, look
 from moe_routing_bench.figures.palette import OTHER, symbol
 
 # What Observable Plot and matplotlib call the same symbol
 MARKERS = {"circle": "o", "triangle2": "v", "square": "s", "diamond2": "D", "cross": "P", "triangle": "^", "star": "*"}
 _LABEL = 0.14  # share of an axis that the label of a number of tokens takes, with a gap
 _LETTERS = 6.5  # points of a name next to a panel
+_PALE = 0.5  # opacity of bars and cells whose time is doubtful
 _ROOM = 0.05  # share of a bar's axis that its text needs
 _PAPER = {"facecolor": "white", "alpha": 0.7, "lw": 0, "pad": 0.5}  # behind a text that lines may cross
 Names = Mapping[str, list[str]]
@@ -61,13 +63,15 @@ def _series(
     x, y = (_places(known[which], scale, names[which]) for which, scale in zip("xy", scales, strict=True))
     color = chart.colors[name]
     alpha = 0.4 if color == OTHER else 0.9  # a series without a colour of its own is a background
-    look = {"color": color, "marker": marker(chart, name), "ms": 4, "elinewidth": 1, "ls": "", "alpha": alpha}
+    drawn = {"color": color, "elinewidth": 1, "ls": "", "alpha": alpha, "marker": ""}
     if chart.kind == "dots":
-        axes.errorbar(x, y, xerr=_sides(x, known["low"], known["high"]), **look)
+        axes.errorbar(x, y, xerr=_sides(x, known["low"], known["high"]), **drawn)
+        _points(axes, chart, name, known.assign(x=x, y=y), alpha)
         return
     banded = chart.kind == "lines" and chart.named
     sides = _sides(x, known["x_low"], known["x_high"]) if known["x_low"].notna().any() else None
-    axes.errorbar(x, y, yerr=None if banded else _sides(y, known["low"], known["high"]), xerr=sides, **look)
+    axes.errorbar(x, y, yerr=None if banded else _sides(y, known["low"], known["high"]), xerr=sides, **drawn)
+    _points(axes, chart, name, known.assign(x=x, y=y), alpha)
     for at, up, text in zip(x, y, known["text"], strict=True):
         if isinstance(text, str):
             axes.annotate(text, (at, up), (6, 3), textcoords="offset points", fontsize=6.5, color="0.2", bbox=_PAPER)
@@ -78,6 +82,16 @@ def _series(
             if banded and len(order) > 1:
                 low, high = (known.loc[order, end] for end in ("low", "high"))
                 axes.fill_between(x[order], low, high, color=color, alpha=min(0.15, 0.5 / len(chart.colors)), lw=0)
+
+
+def _points(axes: Axes, chart: Chart, name: str, marks: pd.DataFrame, alpha: float) -> None:
+    """The points of a series: hollow where the time is doubtful, small where the cache may be warm."""
+    color = chart.colors[name]
+    looks = marks["doubt"].map(lambda doubt: look(chart, doubt))
+    for kind, found in marks.groupby(looks, sort=False):
+        face, size = ("white" if kind == DOUBTFUL else color), (2.2 if kind == WARM else 4)
+        style = {"marker": marker(chart, name), "ls": "", "ms": size, "mfc": face, "mec": color, "alpha": alpha}
+        axes.plot(found["x"], found["y"], **style)
 
 
 def _places(values: pd.Series, scale: Scale, names: Sequence[str]) -> pd.Series:
@@ -103,12 +117,26 @@ def _bars(axes: Axes, chart: Chart, group: pd.DataFrame, names: Sequence[str]) -
     most = float(group["high"].astype(float).max())
     for mark in group.itertuples():
         place = names.index(mark.y)
-        axes.barh(place, mark.high - mark.low, left=mark.low, color=chart.colors[mark.series])
+        axes.barh(
+            place, mark.high - mark.low, left=mark.low, color=chart.colors[mark.series], **_pale(chart, mark.doubt)
+        )
         if isinstance(mark.text, str) and mark.high - mark.low > _ROOM * most:
             axes.text((mark.low + mark.high) / 2, place, mark.text, ha="center", va="center", fontsize=7, color="white")
         if pd.notna(mark.x_low):
             ends = [[mark.high - mark.x_low], [mark.x_high - mark.high]]
             axes.errorbar(mark.high, place, xerr=ends, color="0.1", elinewidth=1, capsize=2)
+
+
+def _pale(chart: Chart, doubt: object) -> dict[str, Any]:
+    """How a bar of a doubtful or warm time is drawn."""
+    kind = look(chart, doubt)
+    return (
+        {"alpha": _PALE}
+        if kind == DOUBTFUL
+        else {"hatch": "///", "edgecolor": "white", "lw": 0}
+        if kind == WARM
+        else {}
+    )
 
 
 def _matrix(axes: Axes, chart: Chart, group: pd.DataFrame, names: Names) -> None:
@@ -117,10 +145,12 @@ def _matrix(axes: Axes, chart: Chart, group: pd.DataFrame, names: Names) -> None
     roomy = across <= 40
     for mark in group.itertuples():
         at = names["x"].index(mark.x), names["y"].index(mark.y)
-        axes.barh(at[1], 0.96, left=at[0] - 0.48, height=0.9, color=chart.colors[mark.series])
+        pale = {"alpha": _PALE} if look(chart, mark.doubt) == DOUBTFUL else {}
+        axes.barh(at[1], 0.96, left=at[0] - 0.48, height=0.9, color=chart.colors[mark.series], **pale)
         if roomy:
             size = 6 if across <= 20 else 4
-            axes.text(*at, mark.says, ha="center", va="center", fontsize=size, color="white")
+            warm = "‡" * (look(chart, mark.doubt) == WARM)
+            axes.text(*at, mark.says + warm, ha="center", va="center", fontsize=size, color="white")
     axes.set_xticks(range(across), names["x"], fontsize=7, rotation=35, ha="right")
     axes.set_xlim(-0.6, across - 0.4)
     axes.grid(False)

@@ -17,7 +17,7 @@ from PIL import Image
 
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.figures import footer
-from moe_routing_bench.figures.chart import Chart
+from moe_routing_bench.figures.chart import Chart, legend_of_doubts
 from moe_routing_bench.figures.panels import marker, panel
 
 matplotlib.rcParams |= sns.axes_style("ticks", rc={"axes.grid": True, "grid.color": "0.9"})
@@ -106,7 +106,7 @@ def _finished(figure: Figure, chart: Chart, title: str, source: str) -> Figure:
     caution = " (CPU: only ratios are meaningful)" * bool(chart.timed and footer.on_cpu(source, chart.shown))
     figure.suptitle(title + caution, fontweight="bold")
     letters = int(figure.get_size_inches()[0] * 72 / (0.58 * 7))
-    notes = (footer.line(source, chart.shown), "; ".join(filter(None, (chart.note, said))))
+    notes = (footer.line(source, chart.shown), "; ".join(filter(None, (chart.note, said, legend_of_doubts(chart)))))
     lines = [line for note in notes for line in textwrap.wrap(note, letters)]
     figure.supxlabel("\n".join(lines), fontsize=7, color="0.35")
     return figure

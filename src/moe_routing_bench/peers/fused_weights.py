@@ -15,7 +15,7 @@ from moe_routing_kernels.formats.groups import pack
 from moe_routing_kernels.formats.weights import WeightFormat
 from moe_routing_kernels.layer import Layer
 
-_FP8 = {"e4m3_row": "fp8_row", "e4m3_block128": "fp8_block128"}  # weights, and rows beside them
+_FP8 = {"e4m3_row": "fp8_row", "e4m3_block128": "fp8_block128"}  # weights, and the rows that go with them
 _SIGN = 0x80  # of a byte: a code less 128, in two's complement, is the code with its highest bit turned
 
 
@@ -64,23 +64,23 @@ def formats_unsupported(problem: Layer, library: str, activations: Collection[st
         return f"{library} has no {problem.activation}"
     if problem.dtype not in ("bf16", "fp16"):
         return f"{library} takes bf16 and fp16 tokens, not {problem.dtype}"
-    given = f"{problem.weights} beside {problem.packed} rows"
+    given = f"{problem.weights} with {problem.packed} rows"
     if fp8 and _FP8.get(form.name) != problem.packed:
         return f"takes {_pairs()}, not {given}"
     if not fp8 and (problem.packed != problem.dtype or not _integers(form)):
-        return f"{library} takes integers of 8 and 4 bits in groups beside rows of the tokens' format, not {given}"
+        return f"{library} takes integers of 8 and 4 bits in groups with rows of the tokens' format, not {given}"
     if form.group != ROW and any(size % form.group for size in (problem.hidden, problem.intermediate)):
         return f"{library} takes {form.name} with hidden and intermediate that are multiples of {form.group}"
     if activation_of(problem.activation).shift and ((problem.experts.biased and not fp8) or form.rows > 1):
-        return f"{library} is without {form.name} beside {problem.activation}"
+        return f"{library} is without {form.name} with {problem.activation}"
     return None
 
 
 def fused_weights(
-    problem: Layer, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None, beside: Mapping[str, Tensor]
+    problem: Layer, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None, scales: Mapping[str, Tensor]
 ) -> Fused:
     """w13 (E, N, H), w2 (E, H, I), biases b13 (E, N) and b2 (E, H), and parts of quantised weights by name -> the kernels' operands."""
-    form, (up, down) = problem.experts.quantised_weights, parts(w13, w2, beside)
+    form, (up, down) = problem.experts.quantised_weights, parts(w13, w2, scales)
     if activation_of(problem.activation).shift:  # gpt-oss's, of which checkpoints have gate and up in turns
         up = once(up, "in turns", lambda given=up: {name: in_turns(part) for name, part in given.items()})
         b13 = None if b13 is None else in_turns(b13)
@@ -93,7 +93,7 @@ def fused_weights(
 
 
 def _pairs() -> str:
-    return " and ".join(f"{weights} beside {rows} rows" for weights, rows in _FP8.items())
+    return " and ".join(f"{weights} with {rows} rows" for weights, rows in _FP8.items())
 
 
 def _integers(form: WeightFormat) -> bool:

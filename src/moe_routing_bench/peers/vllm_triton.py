@@ -5,7 +5,7 @@ applies the activation, the Triton kernel again multiplies and weighs rows that 
 rows ends it. With few tokens for many experts nothing is sorted: each assignment is a block. vLLM looks its tiles up by device, experts, inner size
 and format, those of the nearest number of tokens; where it has no table a rule picks them, and the row's configuration says so.
 
-Weights: plain ones; integers of 8 and 4 bits beside 16-bit activations; with `fp8` floats of 8 bits by rows or blocks of 128, with
+Weights: plain ones; integers of 8 and 4 bits with 16-bit activations; with `fp8` floats of 8 bits by rows or blocks of 128, with
 activations quantised likewise before each product. gpt-oss's gate and up columns are brought side by side when bound, as its checkpoints
 have them.
 """
@@ -51,15 +51,15 @@ def bind(
     b2: Tensor | None = None,
     residual: Tensor | None = None,
     fp8: bool = False,
-    **beside: Tensor,
+    **scales: Tensor,
 ) -> Callable[[], dict[str, Tensor]]:
     """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, N, H), w2 (E, H, I), biases b13 (E, N) and b2 (E, H) of
-    activations that have them, and the parts `beside` quantised weights by name; returns combined (T, H).
+    activations that have them, and the parts `scales` of quantised weights by name; returns combined (T, H).
 
     vLLM allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
     """
     fused = vllm_files.fused_moe()
-    given = fused_weights(problem, w13, w2, b13, b2, beside)
+    given = fused_weights(problem, w13, w2, b13, b2, scales)
     options = given.options() | {
         "activation": _ACTIVATIONS[problem.activation],
         "w1_bias": given.up.bias,

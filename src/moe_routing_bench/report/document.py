@@ -25,6 +25,7 @@ from moe_routing_bench.report.parts import (
     Method,
     Quality,
     Seed,
+    Table,
 )
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import bad
@@ -129,6 +130,7 @@ class Report:
     claims: list[Claim] = field(default_factory=list)
     unheld: list[Claim] = field(default_factory=list)
     own: list[Claim] = field(default_factory=list)
+    published: list[Table] = field(default_factory=list)
     quality: Quality | None = None
     quantised: ByFormat | None = None
     accuracy: Accuracy | None = None

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import pandas as pd
 
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UNDECIDED
 from moe_routing_bench.figures import row_groups
 from moe_routing_bench.quality import compare
@@ -98,7 +100,7 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     more = f" ({suspect} more {'is' if suspect == 1 else 'are'} suspect)" if suspect else ""
     ratio = times(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
     where = "in the median one of these" if len(wins) > 1 else "there"
-    text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(len(quickest) - suspect, 'cell')}{more}; {where} it is {ratio} as fast as {one['best_other']}, at {shape(one)}."
+    text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(len(quickest) - suspect, 'cell')}{more}; {where} it is {ratio} as fast as {one['best_other']}{_own(one, judged)}, at {shape(one)}."
     its = judged[(judged["implementation"] == name) & (judged["suspect"] != True)]  # noqa: E712
     its = its.sort_values("best_speedup", ascending=False)
     edges = its[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
@@ -111,6 +113,20 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
         f"rows?filter=bench%3D{bench}+implementation%3D{name}+best_verdict%3D{FASTER}&sort=best_speedup",
         pictured(dots, "times as fast as the best other", "x", 1.0),
     )
+
+
+def _own(row: pd.Series, rows: pd.DataFrame) -> str:
+    """Where the best other of a row is one of our kernels: that it is, and how long the fastest rival of the cell takes."""
+    bench, ours = row["bench"], origins.ours(row["bench"]) if row["bench"] in BENCHES else frozenset()
+    if row["best_other"] not in ours or row["implementation"] not in ours:
+        return ""
+    cards = row_groups.card(rows)
+    cell = rows[(rows["bench"] == bench) & (rows["cell"] == row["cell"]) & (cards == cards[row.name])]
+    rivals = cell[~cell["implementation"].isin(ours)]
+    if rivals.empty:
+        return " (ours, too)"
+    rival = rivals.loc[rivals["median_us"].idxmin()]
+    return f" (ours, too; {rival['implementation']}, the fastest rival there, takes {rival['median_us'] / row['median_us']:.2f}x as long)"
 
 
 def near_the_limit(rows: pd.DataFrame) -> Sentence | None:

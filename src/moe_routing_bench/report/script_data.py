@@ -10,7 +10,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES, PRESET, Axis
 from moe_routing_bench.figures import palette
-from moe_routing_bench.figures.chart import Chart, Scale
+from moe_routing_bench.figures.chart import Chart, Scale, legend_of_doubts
 from moe_routing_bench.report.row_data import packed, row_id
 
 _DIGITS = 5
@@ -34,7 +34,7 @@ def chart_data(chart: Chart, provenance: str = "") -> dict[str, Any]:
         "y": [_value(one) for one in marks["y"]],
         **{name: [_value(one) for one in marks[name]] for name in _NUMBERS if marks[name].notna().any()},
     }
-    for name in ("says", "text", "aside", "join"):
+    for name in ("says", "text", "aside", "join", *(["doubt"] if chart.timed else [])):
         if marks[name].notna().any():
             columns[name] = [None if pd.isna(one) else str(one) for one in marks[name]]
     if marks["bench"].notna().any():
@@ -45,7 +45,7 @@ def chart_data(chart: Chart, provenance: str = "") -> dict[str, Any]:
         "own": {panel: _axes(*scales) | _reference(chart, panel) for panel, scales in chart.own.items()},
         "reference": chart.reference,
         "from": provenance,
-        "note": chart.note,
+        "note": "; ".join(filter(None, (chart.note, legend_of_doubts(chart)))),
         "legend": [
             {
                 "name": name,

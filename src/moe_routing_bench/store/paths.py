@@ -14,6 +14,7 @@ CONFIG = Path("config/config.yaml")
 MODELS = Path("config/models.yaml")
 CLAIMS = Path("config/claims.yaml")
 PUBLISHED = Path("config/seeds/published")  # figures of the seed documents
+OTHERS = Path("config/published")  # rows that other projects published
 
 
 _FOLDER = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)?")

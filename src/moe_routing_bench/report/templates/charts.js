@@ -17,12 +17,16 @@ const short = shortIn(4);
 function fineness([low, high]) { return Math.min(9, Math.max(4, 2 + Math.ceil(Math.log10(Math.max(Math.abs(low), Math.abs(high)) / (high - low))))) || 4; }
 function between(low, high) { return low === null || low === undefined ? "" : ` [${number(low)}, ${number(high)}]`; }
 function wordsOf(chart, mark) {
-  if (chart.kind === "bars") return `${mark.y}\n${mark.series}\n${mark.says ?? ""}`;
-  if (chart.kind === "matrix") return `${mark.y}\n${mark.x}: ${mark.series}, ${mark.says}`;
+  const doubt = mark.doubt ? `\n${mark.doubt}` : "";
+  if (chart.kind === "bars") return `${mark.y}\n${mark.series}\n${mark.says ?? ""}${doubt}`;
+  if (chart.kind === "matrix") return `${mark.y}\n${mark.x}: ${mark.series}, ${mark.says}${doubt}`;
   const value = chart.kind === "dots" ? `${chart.x.label}: ${number(mark.x)}${between(mark.low, mark.high)}`
     : `${chart.x.label}: ${number(mark.x)}${between(mark.x_low, mark.x_high)}\n${chart.y.label}: ${number(mark.y)}${between(mark.low, mark.high)}`;
-  return [mark.series, ...(chart.kind === "dots" && mark.y !== mark.series ? [mark.y] : []), value, ...(mark.says ? [mark.says] : [])].join("\n");
+  return [mark.series, ...(chart.kind === "dots" && mark.y !== mark.series ? [mark.y] : []), value, ...(mark.says ? [mark.says] : [])].join("\n") + doubt;
 }
+// Doubtful times are hollow, or pale where a mark has an area; where only the cache may have been warm they are small, hatched in print.
+const isDoubtful = mark => Boolean(mark.doubt) && mark.doubt !== "L2 may be warm", isWarm = mark => mark.doubt === "L2 may be warm";
+const opacityOf = mark => isDoubtful(mark) ? 0.5 : 1;
 // One panel as SVG, of all marks or those in `view`; names on the left stand above their line where the panel is narrow.
 function panelOf(chart, marks, room, looks, view) {
   const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, longest = Math.max(0, ...(names ?? []).map(name => name.length));
@@ -35,23 +39,23 @@ function panelOf(chart, marks, room, looks, view) {
   const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
   const counted = chart.x.kind === "log" && chart.x.label === "tokens", fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
-    clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"},
+    clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"}, opacity: {type: "identity"}, r: {type: "identity"},
     height: down, x: {...scale(chart.x), ...(counted ? {base: 2} : {}), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(2, Math.min(Math.round(wide / 90), Math.round(long.x / 60))), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : said("x")},
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: said("y")})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
-    height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, inset: 0.5, insetTop: under, title, href}),
-      Plot.text(marks, {x: "x", y: "y", text: "says", dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
+    height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, fillOpacity: opacityOf, inset: 0.5, insetTop: under, title, href}),
+      Plot.text(marks, {x: "x", y: "y", text: mark => `${mark.says}${isWarm(mark) ? "‡" : ""}`, dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
   const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30, clip: false}));
   const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
-  if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(names, narrow), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, href, insetTop: under}), Plot.ruleY(marks.filter(mark => (mark.x_low ?? null) !== null), {x1: "x_low", x2: "x_high", y: "y", stroke: "var(--ink)", strokeWidth: 1.5, dy: under / 2, pointerEvents: "none"}), tips]});
+  if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(names, narrow), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, fillOpacity: opacityOf, href, insetTop: under}), Plot.ruleY(marks.filter(mark => (mark.x_low ?? null) !== null), {x1: "x_low", x2: "x_high", y: "y", stroke: "var(--ink)", strokeWidth: 1.5, dy: under / 2, pointerEvents: "none"}), tips]});
   const known = (low, high) => marks.filter(mark => (mark[low] ?? null) !== null), sideways = chart.kind === "dots" ? ["low", "high"] : ["x_low", "x_high"];
   const bars = [Plot.link(known(...sideways), {x1: sideways[0], x2: sideways[1], y1: "y", y2: "y", stroke: fill}),
     ...(chart.kind === "dots" ? [] : [Plot.link(known("low", "high"), {x1: "x", x2: "x", y1: "low", y2: "high", stroke: fill})])];
   const lines = chart.kind === "lines" ? [Plot.line(marks, {x: "x", y: "y", z: mark => `${mark.series} ${mark.join ?? ""}`, sort: "x", stroke: fill, strokeWidth: 1.8})] : [];
   const front = chart.kind === "points" ? [...new Set(marks.map(mark => mark.join ?? null))].filter(join => join !== null).map(join => frontOf(marks.filter(mark => mark.join === join))) : [];
-  return Plot.plot({...options, marks: [...reference, ...namesOf(names, narrow), ...front, ...bars, ...lines, Plot.dot(marks, {x: "x", y: "y", fill, stroke: "var(--page)", strokeWidth: 0.5, r: 4, symbol: mark => looks.get(mark.series).symbol, href}), tips]});
+  return Plot.plot({...options, marks: [...reference, ...namesOf(names, narrow), ...front, ...bars, ...lines, Plot.dot(marks, {x: "x", y: "y", fill: mark => isDoubtful(mark) ? "var(--page)" : fill(mark), stroke: mark => isDoubtful(mark) ? fill(mark) : "var(--page)", strokeWidth: mark => isDoubtful(mark) ? 1.5 : 0.5, r: mark => isWarm(mark) ? 2.5 : 4, symbol: mark => looks.get(mark.series).symbol, href}), tips]});
 }
 // The points that no other beats, as steps: up to each where more is better along x, from each where less is.
 function frontOf(points) {

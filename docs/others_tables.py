@@ -1,0 +1,98 @@
+"""The tables of docs/published.md: rows that other projects published, with the stored rows of the same cell."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+
+import pandas as pd
+from stored_tables import ROOT, digits, runs, table
+
+from moe_routing_bench.comparison import published_rows
+from moe_routing_bench.config import published
+
+SHOWN = (1, 64, 4096)  # tokens; reports have the others
+NAMES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
+
+
+@cache
+def sources() -> list[tuple[published.Source, pd.DataFrame, pd.DataFrame]]:
+    """Each source, its rows, and the stored H200 rows of the same cells."""
+    rows = pd.concat(runs().values(), ignore_index=True)
+    found = []
+    for path, source in published.load(ROOT / "config/published").items():
+        theirs = published_rows.read(path)
+        found.append((source, theirs, published_rows.beside(source, theirs, rows)))
+    return found
+
+
+def about() -> str:
+    """What each source is."""
+    lines = []
+    for source, rows, _ in sources():
+        lines.append(
+            {
+                "source": f"{source.title} {source.version} ({source.author}, {source.licence}): {source.source}",
+                "rows": f"{len(rows)}, of which {len(published_rows.whole(rows))} of one GPU with balanced loads",
+                "card": source.hardware,
+                "boundary": source.boundary,
+                "mode": f"{source.mode}. {source.mode_note}",
+            }
+        )
+    return table(lines)
+
+
+def share() -> str:
+    """The reproduced share of each source."""
+    return "\n".join(published_rows.sentence(*found) + "\n" for found in sources())
+
+
+def kernels() -> str:
+    """A line per published kernel and format: the implementation here, and what differs or is lacking."""
+    lines = []
+    for source, rows, _ in sources():
+        counts = published_rows.whole(rows).groupby(["kernel", "weights"], sort=True).size()
+        for (name, weights), count in counts.items():
+            kernel = source.kernel(name, weights)
+            here = f"`{kernel.implementation}`" if kernel.implementation else "–"
+            differs = kernel.differs or kernel.lacks
+            line = {"published kernel": f"`{name}`", "weights": f"`{weights}`", "rows": str(count)}
+            lines.append(line | {"implementation here": here, "difference": differs})
+    return table(lines)
+
+
+def cells() -> str:
+    """A line per cell of published rows with `SHOWN` tokens: the time of each package's latest version, of the same kernel here, and of `ops.layer`."""
+    lines = []
+    for _, rows, beside in sources():
+        here = beside.set_index([*published_rows.CELL, "package", "version"]).sort_index() if len(beside) else beside
+        whole = published_rows.whole(rows)
+        for key, cell in whole[whole["tokens"].isin(SHOWN)].groupby(published_rows.CELL, sort=True):
+            first = cell.iloc[0]
+            line = {"model": first["model"], "weights": f"`{first['weights']}`", "T": str(first["tokens"])}
+            for package, name in NAMES.items():
+                line |= _package(cell[cell["package"] == package], name, here, key)
+            ours = here.loc[key, "ours_us"].iloc[0] if len(here) and key in here.index else float("nan")
+            lines.append(line | {"`ops.layer`, warm": digits(ours)})
+    return table(sorted(lines, key=lambda line: (line["model"], line["weights"], int(line["T"]))))
+
+
+def _package(rows: pd.DataFrame, name: str, here: pd.DataFrame, key: tuple) -> dict[str, str]:
+    """The latest version of a package in a cell, and the same kernel here."""
+    heads = (name, f"{name}'s kernel here")
+    if rows.empty:
+        return dict.fromkeys(heads, "–")
+    last = rows.loc[rows["version"].map(_order).idxmax()]
+    place = (*key, last["package"], last["version"])
+    found = here.loc[place, "here_us"] if len(here) and place in here.index else float("nan")
+    return dict(zip(heads, (digits(last["median_us"]), digits(found)), strict=True))
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.replace("rc", ".").split("."))
+
+
+BLOCKS: Mapping[str, Callable[[], str]] = {
+    "published-sources": about,
+    "published-share": share,
+    "published-kernels": kernels,
+    "published-cells": cells,
+}
