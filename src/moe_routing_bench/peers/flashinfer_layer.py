@@ -1,6 +1,6 @@
 """permute, pack, experts and combine by FlashInfer's CuTe DSL kernels for Hopper (flashinfer-python 0.7.2.post1, `cute_dsl_fused_moe_bf16`).
 
-Strategy: a sort into tiles of 64 or 128 rows of one expert; a grouped product that gathers tokens and applies the activation, beside which the
+Strategy: a sort into tiles of 64 or 128 rows of one expert; a grouped product that gathers tokens and applies the activation, while the
 result is zeroed on another stream; a second product that adds its weighted rows to the result by bulk reductions, in the format of the result.
 FlashInfer's tuner tries all its tiles for these sizes when it is bound. Gate and up columns are brought into turns of 32 when bound.
 

@@ -16,7 +16,7 @@ from moe_routing_kernels.formats.packing import pack
 from moe_routing_kernels.formats.weights import WeightFormat
 from moe_routing_kernels.layer import Layer
 
-_FP8 = {"e4m3_row": "fp8_row", "e4m3_block128": "fp8_block128"}  # weights, and rows beside them
+_FP8 = {"e4m3_row": "fp8_row", "e4m3_block128": "fp8_block128"}  # weights, and the rows that go with them
 _SIGN = 0x80  # of a byte: a code less 128, in two's complement, is the code with its highest bit turned
 
 

@@ -5,7 +5,7 @@ applies the activation, the Triton kernel again multiplies and weighs rows that 
 rows ends it. With few tokens for many experts nothing is sorted: each assignment is a block. vLLM looks its tiles up by device, experts, inner size
 and format, those of the nearest number of tokens; where it has no table a rule picks them, and the row's configuration says so.
 
-Weights: plain ones; integers of 8 and 4 bits beside 16-bit activations; with `fp8` floats of 8 bits by rows or blocks of 128, with
+Weights: plain ones; integers of 8 and 4 bits with 16-bit activations; with `fp8` floats of 8 bits by rows or blocks of 128, with
 activations quantised likewise before each product. gpt-oss's gate and up columns are brought side by side when bound, as its checkpoints
 have them.
 """
