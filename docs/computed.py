@@ -6,7 +6,7 @@ from functools import partial
 import pandas as pd
 from layer_tables import BASELINE, chosen, even, measured, rivals
 from scipy import stats
-from stored_tables import LAYERS, QUANTISED, QUANTISED_FLOATS, runs, stored
+from stored_tables import LAYERS, QUANTISED, QUANTISED_FLOATS, stored
 
 from moe_routing_bench.comparison import origins
 from moe_routing_kernels.formats import FORMATS
@@ -86,21 +86,6 @@ def undoubted() -> str:
     return str(len(rows))
 
 
-def reading(edge: str) -> str:
-    """The least or largest bandwidth of reading among the processes of all stored runs of an H200, in GB/s."""
-    return f"{getattr(_reading(), edge)():.0f}"
-
-
-def _reading() -> pd.Series:
-    return pd.concat([rows["read_gb_per_s"] for rows in runs().values()])
-
-
-def reading_differs() -> str:
-    """By how much the bandwidth of reading differs between processes, in per cent."""
-    found = _reading()
-    return f"{100 * (found.max() / found.min() - 1):.0f}"
-
-
 def floats_over(ours: str, other: str, layout: str, edge: str) -> str:
     """The least or largest time of a peer over ours, over the cells of 8-bit floats with a layout that both ran."""
     rows = stored(QUANTISED_FLOATS + "measurements.parquet").query(
@@ -133,21 +118,6 @@ def dequantising(where: str, edge: str) -> str:
     return f"{getattr((first / times['cute_quantised']).dropna(), edge)():.1f}"
 
 
-def fp8_time(layout: str) -> str:
-    """Our fp8 kernel for 1,024 tokens in a layout, in µs."""
-    rows = stored(QUANTISED_FLOATS + "measurements.parquet")
-    (us,) = rows.query("implementation == 'cute_fp8' and tokens == 1024 and layout == @layout and bench == 'experts'")[
-        "median_us"
-    ]
-    return f"{us:.0f}"
-
-
-def over_dense(model: str) -> str:
-    """What `auto` runs at prefill over the dense GEMMs of its layer."""
-    cell = measured("prefill").query("model == @model and skew == 0")
-    return f"{cell.set_index('implementation').at[chosen(cell), 'over_dense']:.2f}"
-
-
 COMPUTED: Mapping[str, Callable[[], str]] = {
     "lead-far-least": partial(ratio, _OURS_BY_FAR, "min"),
     "lead-far-most": partial(ratio, _OURS_BY_FAR, "max"),
@@ -170,16 +140,10 @@ COMPUTED: Mapping[str, Callable[[], str]] = {
     "format-comparisons": lambda: str(len(comparisons())),
     "gate-error": gate_error,
     "routing-rows": undoubted,
-    "reading-least": partial(reading, "min"),
-    "reading-most": partial(reading, "max"),
-    "reading-differs": reading_differs,
     "floats-humming-least": partial(floats_over, "cute_quantised", "humming", "compact", "min"),
     "floats-humming-most": partial(floats_over, "cute_quantised", "humming", "compact", "max"),
     "fp8-deepgemm-least": partial(floats_over, "cute_fp8", "deepgemm_fp8", "block128", "min"),
     "fp8-deepgemm-most": partial(floats_over, "cute_fp8", "deepgemm_fp8", "block128", "max"),
-    "fp8-compact": partial(fp8_time, "compact"),
-    "fp8-blocks": partial(fp8_time, "block128"),
-    "dense-deepseek": partial(over_dense, "deepseek-v3"),
     "dequant-few-least": partial(dequantising, "per <= 64", "min"),
     "dequant-few-most": partial(dequantising, "per <= 64", "max"),
     "dequant-least": partial(dequantising, "per > 0", "min"),

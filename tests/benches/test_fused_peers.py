@@ -102,10 +102,10 @@ def test_what_they_are_given(package: str, case: str, capsys: pytest.CaptureFixt
         ({"weights": "int2_g32"}, "not int2_g32"),
         ({"weights": "mxfp4"}, "not mxfp4"),
         ({"weights": "int4_g128", "intermediate": 192}, "multiples of 128"),
-        ({"weights": "int4_g128", "activation": "swiglu_oai"}, "beside swiglu_oai"),
-        ({"packed": "fp8_block128", "weights": "e4m3_row"}, "e4m3_row beside fp8_row"),
-        ({"packed": "fp8_row"}, "e4m3_row beside fp8_row"),
-        ({"packed": "fp8_block128", "weights": "e4m3_block128", "activation": "swiglu_oai"}, "beside swiglu_oai"),
+        ({"weights": "int4_g128", "activation": "swiglu_oai"}, "with swiglu_oai"),
+        ({"packed": "fp8_block128", "weights": "e4m3_row"}, "e4m3_row with fp8_row"),
+        ({"packed": "fp8_row"}, "e4m3_row with fp8_row"),
+        ({"packed": "fp8_block128", "weights": "e4m3_block128", "activation": "swiglu_oai"}, "with swiglu_oai"),
     ],
 )
 def test_what_cannot_run_says_why(package: str, axes: dict, reason: str) -> None:

@@ -99,8 +99,8 @@ def test_what_they_are_given(weights: str, activation: str) -> None:
 @pytest.mark.parametrize(
     ("axes", "reason"),
     [
-        ({"weights": "int4_g32"}, "mxfp4 beside bf16, not int4_g32"),
-        ({"weights": "mxfp4", "dtype": "fp16", "packed": "fp16"}, "not mxfp4 beside fp16"),
+        ({"weights": "int4_g32"}, "mxfp4 with bf16, not int4_g32"),
+        ({"weights": "mxfp4", "dtype": "fp16", "packed": "fp16"}, "not mxfp4 with fp16"),
         ({"weights": "mxfp4", "intermediate": 112}, "multiples of 32"),
         ({"weights": "bf16", "packed": "fp8_row"}, "not fp8_row"),
     ],

@@ -1,7 +1,7 @@
 """SGLang's fused experts in Triton (sglang 0.5.23) as modules: those of a complete SGLang, or its files with stand-ins (`partial`).
 
 What the files ask of CUDA they get from the library of sglang-kernel 0.4.3, the last that torch 2.11 loads: the list of blocks, activations, the
-quantising of rows, and the sum. Where a table asks for activations of rows in blocks, padding rows are computed, too.
+quantising of rows, and the sum. Where a table asks for rows in blocks, activations of padding rows are computed, too.
 """
 
 import importlib

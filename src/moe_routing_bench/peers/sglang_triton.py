@@ -45,15 +45,15 @@ def bind(
     b2: Tensor | None = None,
     residual: Tensor | None = None,
     fp8: bool = False,
-    **beside: Tensor,
+    **scales: Tensor,
 ) -> Callable[[], dict[str, Tensor]]:
     """Bind x (T, H), topk_ids (T, k) int32, topk_weights (T, k) float32, w13 (E, N, H), w2 (E, H, I), biases b13 (E, N) and b2 (E, H) of
-    activations that have them, and the parts `beside` quantised weights by name; returns combined (T, H).
+    activations that have them, and the parts `scales` of quantised weights by name; returns combined (T, H).
 
     SGLang allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
     """
     fused, tables = sglang_files.fused_moe()
-    given, known = fused_weights(problem, w13, w2, b13, b2, beside), activation_of(problem.activation)
+    given, known = fused_weights(problem, w13, w2, b13, b2, scales), activation_of(problem.activation)
     options = given.options() | {
         "b1": given.up.bias,
         "b2": given.down.bias,

@@ -31,7 +31,7 @@ def unsupported(problem: Experts) -> str | None:
     if problem.quantised_weights is None:
         return other_rows(problem) or unaligned(problem, "triton_kernels") or mixed_formats(problem)
     if (problem.weights, problem.dtype) != ("mxfp4", "bf16"):
-        return f"triton_kernels takes weights of mxfp4 beside bf16, not {problem.weights} beside {problem.dtype}"
+        return f"triton_kernels takes weights of mxfp4 with bf16, not {problem.weights} with {problem.dtype}"
     if problem.hidden % _GROUP or problem.intermediate % _GROUP:
         return f"triton_kernels takes mxfp4 with hidden and intermediate that are multiples of {_GROUP}"
     return other_activations(problem)
@@ -47,16 +47,16 @@ def bind(
     y: Tensor,
     b13: Tensor | None = None,
     b2: Tensor | None = None,
-    **beside: Tensor,
+    **scales: Tensor,
 ) -> Callable[[], None]:
     """Bind packed (R, H), offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), biases b13 (E, N) and b2 (E, H) of activations that have
-    them, and the parts `beside` quantised weights by name, all contiguous -> y (R, H)."""
+    them, and the parts `scales` of quantised weights by name, all contiguous -> y (R, H)."""
     from triton_kernels.matmul_ogs import RoutingData, matmul_ogs  # pyright: ignore[reportMissingImports]
     from triton_kernels.tensor_details.ragged_tensor import (  # pyright: ignore[reportMissingImports]
         make_ragged_tensor_metadata,
     )
 
-    known, (first, second) = activation_of(problem.activation), parts(w13, w2, beside)
+    known, (first, second) = activation_of(problem.activation), parts(w13, w2, scales)
     fused = bool(known.shift)
     if fused:
         first = once(first, "in turns", lambda given=first: {name: in_turns(part) for name, part in given.items()})

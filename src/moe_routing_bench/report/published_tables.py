@@ -7,7 +7,7 @@ from moe_routing_bench.config import published
 from moe_routing_bench.quantities import us
 from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.store import paths
-from moe_routing_bench.store.shipped import shipped
+from moe_routing_bench.store.project_files import shipped
 
 _GROUPS = (
     Group("cell", ("model", "T", "weights")),
