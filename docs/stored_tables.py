@@ -309,6 +309,26 @@ def repeat(name: str = "repeat.csv") -> str:
     return table(lines)
 
 
+def coverage() -> str:
+    """How often intervals cover the truth, equals are called different, and slowdowns are found, by kind of simulated noise (docs/coverage.py)."""
+    shown = {
+        "time": "times",
+        "ratio": "ratios",
+        "half-width": "half-width",
+        "false": "equals called different",
+        "1%": "1 % found",
+        "2%": "2 %",
+        "5%": "5 %",
+    }
+    lines = pd.read_csv(ROOT / "docs/coverage.csv")
+    return table(
+        [
+            {"noise": line["noise"]} | {title: f"{100 * line[name]:.1f} %" for name, title in shown.items()}
+            for line in lines.to_dict("records")
+        ]
+    )
+
+
 def repeatability() -> str:
     """How many medians of the published rows are near those of the run before, in a sentence."""
     rows = gaps(PUBLISHED)
@@ -629,6 +649,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "stream-shares": stream_shares,
     "backward": backward,
     "profiled": profiled,
+    "coverage": coverage,
     "repeat": repeat,
     "repeat-published": partial(repeat, PUBLISHED),
     "repeatability": repeatability,

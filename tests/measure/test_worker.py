@@ -19,7 +19,17 @@ from moe_routing_bench.benches.checks import Assignment, Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import calibration, completion, outcome, sampling, supervisor, timers, verify, worker
+from moe_routing_bench.measure import (
+    blocks,
+    calibration,
+    completion,
+    outcome,
+    sampling,
+    supervisor,
+    timers,
+    verify,
+    worker,
+)
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.peers import quack_experts
@@ -34,7 +44,7 @@ SETTINGS = Settings(
     settle_blocks=3,
     interval_us=950,
     samples_per_block=3,
-    min_blocks=4,
+    min_blocks=5,
     max_blocks=20,
     wall_calls=4,
     max_seconds=10,
@@ -612,7 +622,7 @@ def ticking(clock, name="a", time_of=lambda: 1.0):
     return Candidate(name, [], timer=types.SimpleNamespace(sample=sample, calls=1))
 
 
-def rounds(clock, monkeypatch, check_seconds=0.0, times=lambda n: 1000.0, **change):
+def rounds(clock, monkeypatch, check_seconds=0.0, times=lambda n: 1000.0, samples=1, **change):
     """What `_rounds` says, the names in the order of their blocks, and those that were checked; the n-th sample says times(n)."""
     order, checked = [], []
 
@@ -628,6 +638,8 @@ def rounds(clock, monkeypatch, check_seconds=0.0, times=lambda n: 1000.0, **chan
         types.SimpleNamespace(settings=Settings(**vars(SETTINGS) | change), hash="h"),
         [candidate(name) for name in "abc"],
     )
+    for one in alive:
+        one.samples_per_block = samples
     said = sampling._rounds(job, alive, "sets", Gpu(), lambda name, step, action: action() or True)
     assert alive[0].clocks[0] == 1234
     return said, order, [(name, sets, one is job) for one, name, sets in checked]
@@ -654,11 +666,42 @@ def test_more_than_the_longest_time_ends_the_rounds_and_checks_take_none_of_it(c
 
 
 def test_a_width_that_is_as_narrow_as_asked_is_enough(clock, monkeypatch):
-    """Of the medians of blocks, and not of their other samples."""
-    assert rounds(clock, monkeypatch, min_blocks=5, max_blocks=50, target_half_width=0.0)[0] == "converged"
-    middle = [10.0, 11.0, 12.0, 10.0, 11.0]
-    one = Candidate("a", [], blocks=[[1.0 + i, 90.0, value, 2.0, 80.0 + i] for i, value in enumerate(middle)])
-    assert sampling._width(one) == sampling.statistics.half_width(middle) > 0
+    """Constant times have none, but for the rounding of logarithms."""
+    assert rounds(clock, monkeypatch, min_blocks=5, max_blocks=50, target_half_width=1e-9)[0] == "converged"
+
+
+def test_convergence_is_that_of_the_published_interval_of_all_and_of_their_twins(clock, monkeypatch):
+    """Of blocks with a slowdown bit nothing counts; a twin, or the last of several, that is not narrow keeps all sampling."""
+    noisy = [10.0, 11.0, 9.0, 10.5, 9.5, 10.0]
+    one = Candidate("a", [], blocks=[[value] for value in [*noisy, 99.0]], slow=[0] * 6 + [8])
+    one.twin = Candidate("a", [], blocks=[[10.0]] * 7, slow=[0] * 7)
+    found = blocks.summary(one)
+    width = (found["ci_high_us"] - found["ci_low_us"]) / 2 / found["median_us"]
+    assert sampling._width(one) == pytest.approx(width) and found["block_medians_us"] == noisy
+    one.twin, one.blocks = one, [[10.0]] * 7
+    assert sampling._width(one) == pytest.approx(0)
+    one.twin = Candidate("a", [], blocks=[[value] for value in noisy], slow=[0] * 6)
+    assert sampling._width(one) == pytest.approx(width)
+    only_last = lambda n: 1000.0 + (n % 3 == 0) * n  # noqa: E731  (of three implementations in a fixed order)
+    monkeypatch.setattr(sampling.random.Random, "sample", lambda self, entries, n: list(entries))
+    assert rounds(clock, monkeypatch, 0.0, only_last, min_blocks=5, max_blocks=9)[0] == "block cap"
+
+
+@pytest.mark.parametrize(("least", "most", "looks"), [(5, 20, [5, 10, 20]), (5, 12, [5, 10, 12]), (5, 5, [5])])
+def test_the_width_is_looked_at_each_time_that_rounds_have_doubled(least, most, looks, clock, monkeypatch):
+    """Every look is a chance to stop at an interval that is narrow by luck."""
+    seen = []
+    monkeypatch.setattr(sampling, "_width", lambda one: seen.append(len(one.blocks)) or math.inf)
+    said, order, _ = rounds(clock, monkeypatch, min_blocks=least, max_blocks=most)
+    assert seen == looks and said == "block cap" and len(order) == 3 * most
+
+
+@pytest.mark.parametrize(("ticks", "length"), [(90, 1), (130, 2), (180, 3)])
+def test_blocks_are_shorter_where_the_time_is_not_enough_for_the_rounds(ticks, length, clock, monkeypatch):
+    """The first round, of 9 samples, takes 9 ticks: 20 rounds of as many do not fit in 90 or 130. The rounds that do are at least 20."""
+    change = {"samples": 3, "min_blocks": 20, "max_blocks": 20, "max_seconds": ticks * 2**-10}
+    said, order, _ = rounds(clock, monkeypatch, 0.0, lambda n: 1000.0 * n, **change)
+    assert said == "block cap" and len(order) == 9 + 19 * 3 * length
 
 
 def test_turns_are_short_unless_the_power_limit_binds(clock, monkeypatch):
@@ -679,7 +722,8 @@ def test_checks_between_samples_are_at_rounds_that_nobody_can_foresee(clock, mon
     """One of the least number of rounds, and a later one that may be the next, or is never reached."""
     asked: list[int] = []
     monkeypatch.setattr(sampling.secrets, "randbelow", lambda below: asked.append(below) or 0)
-    assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9)[2]) == 2 * 3 and asked == [4, 9]
+    assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9, target_half_width=-1.0)[2]) == 2 * 3
+    assert asked == [4, 9]
     monkeypatch.setattr(sampling.secrets, "randbelow", lambda below: below - 1)
     assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9)[2]) == 3
 

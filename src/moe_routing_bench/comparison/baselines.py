@@ -16,7 +16,8 @@ from moe_routing_kernels.formats.weights import WEIGHTS
 
 INSTEAD = ("dequant", "dequant_loop")  # the first of these that is ok: the latter takes quantised rows, too
 _TOLD = ("speedup", "speedup_ci_low", "speedup_ci_high", "speedup_p", "baseline")
-_READ = ("cell_hash", "gpu_uuid", "implementation", "weights", "status", "set_aside", "block_medians_us", *_TOLD)
+_BLOCKS = ("block_medians_us", "block_turns", "turns")
+_READ = ("cell_hash", "gpu_uuid", "implementation", "weights", "status", "set_aside", *_BLOCKS, *_TOLD)
 _Row = Mapping[str, Any]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moe_routing_bench import statistics
+from moe_routing_bench.intervals import paired_ratio, turns_of, unpaired_ratio
 
 _Row = Mapping[Hashable, Any] | Mapping[str, Any]  # as pandas and pyarrow give them
 
@@ -30,9 +30,10 @@ def between(base: _Row, row: _Row) -> tuple[float, float | None, float | None, f
 
     Paired within rounds as a worker pairs them; or, where blocks of a row were set aside from unknown rounds, unpaired.
     """
-    blocks = base["block_medians_us"], row["block_medians_us"]
-    paired = not (base["set_aside"] or row["set_aside"]) and len(blocks[0]) == len(blocks[1])
-    return (statistics.paired_ratio if paired else statistics.unpaired_ratio)(*blocks)
+    blocks, turns = (base["block_medians_us"], row["block_medians_us"]), (turns_of(base), turns_of(row))
+    if not (base["set_aside"] or row["set_aside"]) and turns[0] == turns[1] and len(blocks[0]) == len(blocks[1]):
+        return paired_ratio(*blocks, turns[0])
+    return unpaired_ratio(*blocks, turns)
 
 
 def speed(base: _Row, row: _Row) -> Estimate:
@@ -45,8 +46,8 @@ def speed(base: _Row, row: _Row) -> Estimate:
     if base["block_medians_us"] is None or row["block_medians_us"] is None:
         return Estimate(base["median_us"] / row["median_us"], math.nan, math.nan)
     same = base["cell_hash"] == row["cell_hash"]
-    blocks = base["block_medians_us"], row["block_medians_us"]
-    value, low, high, _ = between(base, row) if same else statistics.unpaired_ratio(*blocks)
+    blocks, turns = (base["block_medians_us"], row["block_medians_us"]), (turns_of(base), turns_of(row))
+    value, low, high, _ = between(base, row) if same else unpaired_ratio(*blocks, turns)
     return Estimate(value, math.nan, math.nan) if low is None or high is None else Estimate(value, low, high)
 
 

@@ -52,6 +52,7 @@ MEASURED: dict[str, pa.DataType] = {
     "samples_us": pa.list_(_F),
     "set_aside_samples_us": pa.list_(_F),
     "block_medians_us": pa.list_(_F),
+    "block_turns": pa.list_(_I),
     "wall_median_us": _F,
     "warm_median_us": _F,
     "stage_us": _STAGES,
@@ -181,7 +182,7 @@ MEASURED: dict[str, pa.DataType] = {
 LATER = (
     *("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token", "dense_us", "over_dense"),
     *("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "plugin", "plugin_fingerprint"),
-    "busy_share",
+    *("busy_share", "block_turns"),
 )
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 
