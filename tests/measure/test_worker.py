@@ -23,6 +23,7 @@ from moe_routing_bench.measure import (
     blocks,
     calibration,
     completion,
+    footprint,
     outcome,
     sampling,
     supervisor,
@@ -175,8 +176,9 @@ def test_what_follows_from_a_row(measured):
     assert found["share_of_copy"] == pytest.approx(gb_per_s / 100)
     assert "energy_mj_per_token" not in found
     assert completion.derived(job, rows["fast"] | {"energy_mj": 32.0})["energy_mj_per_token"] == 0.5
-    assert found["roofline_us"] == pytest.approx(BYTES / 100e9 * 1e6)
-    assert found["share_of_roofline"] == pytest.approx(BYTES / 100e9 / 100e-6)
+    assert found["mixed_gb_per_s"] is None and not {"roofline_us", "share_of_roofline"} & found.keys(), (
+        "a CPU has caches"
+    )
     strict = (1 + 2) * 32 * 4  # pack reads a row and writes k of them
     assert found["bytes_per_token_strict"] == strict and found["bw_gibps_strict"] == pytest.approx(
         strict * 64 / 100e-6 / 2**30
@@ -257,6 +259,9 @@ def test_twins_share_the_rounds(measured):
 
 
 GPU_ROW = CEILINGS | {
+    "cold": True,
+    "read_bytes": 5 * 10**5,
+    "write_bytes": 5 * 10**5,
     "median_us": 10.0,
     "compulsory_bytes": 10**6,
     "flops": 0,
@@ -280,9 +285,11 @@ def test_what_follows_from_a_row_of_a_gpu():
     flops = derived(GPU_ROW | {"flops": 2 * 10**7, "sustained_tflops": 2.5, "dense_us": GPU_ROW["median_us"] / 1.25})
     assert flops["over_dense"] == pytest.approx(1.25)
     assert (flops["tflops"], flops["share_of_peak"], flops["share_of_sustained"]) == pytest.approx((2.0, 0.5, 0.8))
-    assert flops["roofline_us"] == pytest.approx(10.0) and derived(GPU_ROW | {"flops": 10**8})[
-        "roofline_us"
-    ] == pytest.approx(25)
+    assert flops["mixed_gb_per_s"] == 160 and flops["roofline_us"] == pytest.approx(1e6 / 160e9 * 1e6)
+    assert flops["share_of_roofline"] == pytest.approx(flops["roofline_us"] / 10)
+    assert derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == pytest.approx(25)
+    warm = GPU_ROW | {"cold": False}
+    assert "roofline_us" not in derived(warm) and derived(warm | {"flops": 10**7})["roofline_us"] == pytest.approx(2.5)
     assert not {"share_of_sustained", "over_dense"} & derived(GPU_ROW | {"flops": 1}).keys()
 
 
@@ -302,7 +309,7 @@ def test_rates_are_exact():
     """To the last digits: no unit is off by one."""
     found = derived(GPU_ROW | {"flops": 3 * 10**7})
     exact = functools.partial(pytest.approx, rel=1e-13)
-    assert found["gb_per_s"] == exact(100) and found["tflops"] == exact(3) and found["roofline_us"] == exact(10)
+    assert found["gb_per_s"] == exact(100) and found["tflops"] == exact(3) and found["roofline_us"] == exact(7.5)
     assert derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == exact(25)
     below = derived(GPU_ROW | {"flops": 4 * 10**13})["reason"]
     assert below == "10.00 us is below the roofline of 10000000.00 us"
@@ -568,10 +575,19 @@ def test_what_a_row_says_of_the_routing():
     weights = torch.tensor([[1.0, 3.0], [2.0, 2.0], [1.0, 0.0], [4.0, 4.0]])
     first = types.SimpleNamespace(inputs={"x": 1}, expected={"y": 2})
     given, known = [], [Assignment(ids, weights, inverse)]
-    definition = types.SimpleNamespace(assignment=lambda *arguments: given.append(arguments) or known[0])
-    sets = types.SimpleNamespace(base=[first, None])
+    definition = types.SimpleNamespace()
+    second, others = types.SimpleNamespace(inputs={"x": 3}, expected={"y": 4}), Assignment(torch.tensor([[0, 1]] * 4))
+    definition.assignment = lambda *arguments: (
+        given.append(arguments) or (known[0], others)[arguments[1] is second.inputs]
+    )
+
+    class Drawn(list):
+        base = (first, second)
+
+    sets = Drawn(range(5))  # sets 0, 2 and 4 hold the first draw
     found = outcome.routing(Job(cell, ("torch",), SETTINGS), definition, sets)
-    assert given == [(cell, first.inputs, first.expected)] and found["expert_load"] == [4, 3, 1, 0]
+    assert given[0] == (cell, first.inputs, first.expected) and found["mean_active_experts"] == (3 * 3 + 2 * 2) / 5
+    assert found["expert_load"] == [4, 3, 1, 0]
     assert (found["drop_rate"], found["capacity"], found["token_drop_rate"], found["rows"]) == (3 / 8, 2, 0.25, 5)
     quarters = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     assert found["gate_entropy"] == pytest.approx((quarters + 2 * math.log(2)) / 4)
@@ -857,6 +873,25 @@ def test_a_row_of_a_gpu(measured, simulated, monkeypatch):
     assert row["stream_gb_per_s"] == 160 and row["calibration_drift"] == 0 and "sustained_tflops" not in row
     # a row of 32 elements of 4 bytes for each of 64 tokens and 128 assignments, and 128 indices
     assert gpu.asked == [("cuda", (1, 2), 64 * 32 * 4 + 128 * 4, 128 * 32 * 4)] and not gpu.sustained_for
+
+
+def test_memory_is_what_binding_keeps_and_what_a_call_has_on_top(monkeypatch):
+    """Of one set: 300 bytes since before bind, some of them made by the first calls; 500 at most during one more call."""
+    state = {"held": 1000, "most": 9000, "calls": 0}
+
+    def call():
+        state["calls"] += 1
+        state["held"] = 1300
+        state["most"] = max(state["most"], 1800)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: state["held"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: state["most"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: state.update(most=state["held"]))
+    before = footprint.allocated("cuda")
+    expected = {"workspace_bytes": 300, "transient_bytes": 500, "peak_memory_bytes": 800}
+    assert footprint.footprint(before, call) == expected and state["calls"] == 4
+    assert footprint.footprint(footprint.allocated("cpu"), call) == {} and state["calls"] == 4
 
 
 def test_one_set_is_enough(measured, simulated):

@@ -39,6 +39,7 @@ HOUSES = {
         "ops": "activations errors formats routers choices cute gate permute pack combine experts implementations layer target",
     },
     "moe_routing_bench": {
+        "ceilings": "",
         "intervals": "",
         "statistics": "intervals",
         "bounds": "",
@@ -52,7 +53,7 @@ HOUSES = {
         "benches": "packages grid workload peers",
         "config": "bounds fields grid workload benches",
         "store": "packages grid benches config",
-        "measure": "packages streams intervals statistics grid workload benches store",
+        "measure": "packages streams ceilings intervals statistics grid workload benches store",
         "traces": "statistics workload store",
         "quality": "packages statistics grid config store measure",
         "comparison": "quantities intervals statistics benches config measure",
@@ -64,7 +65,7 @@ HOUSES = {
     },
 }
 # Parts of the instrument that need nothing of the kernels.
-WITHOUT_KERNELS = {"bounds", "intervals", "quantities", "statistics", "streams"}
+WITHOUT_KERNELS = {"bounds", "ceilings", "intervals", "quantities", "statistics", "streams"}
 MAY_IMPORT_TORCH = {
     "formats",
     "target",

@@ -75,11 +75,14 @@ def _ratio(column: str, base: Candidate, candidate: Candidate) -> dict[str, floa
 
 
 def routing(job: Job, definition: Any, sets: Sets) -> dict[str, object]:
-    """Realised loads, drops and gate entropy of the first draw."""
-    first, layout = sets.base[0], row_layout(job.cell)
-    known = definition.assignment(job.cell, first.inputs, first.expected)
+    """Realised loads, drops and gate entropy of the first draw; and the mean of active experts over the timed sets, whose weights the mean
+    of `read_bytes` is of."""
+    layout = row_layout(job.cell)
+    assignments = [definition.assignment(job.cell, drawn.inputs, drawn.expected) for drawn in sets.base]
+    known, active = assignments[0], [len(assignment.ids.unique()) for assignment in assignments]
     loads = torch.bincount(known.ids.reshape(-1).long(), minlength=layout.experts).tolist()
     balance = statistics.load_statistics(loads)
+    balance["mean_active_experts"] = mean(active[i % len(active)] for i in range(len(sets)))
     kept = sum(min(load, layout.limit) for load in loads)
     balance |= {"drop_rate": 1 - kept / sum(loads), "capacity": layout.capacity}
     if known.inverse is not None:
