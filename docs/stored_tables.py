@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import twins
 from scipy import stats
 
 from moe_routing_bench.ceilings import share_of_mixed
@@ -316,7 +317,6 @@ def coverage() -> str:
     shown = {
         "time": "times",
         "ratio": "ratios",
-        "half-width": "half-width",
         "false": "equals told apart",
         "1%": "1 % found",
         "2%": "2 %",
@@ -329,6 +329,12 @@ def coverage() -> str:
             for line in lines.to_dict("records")
         ]
     )
+
+
+def equals() -> str:
+    """How far implementations that take part twice come out, and how often they are called different (docs/twins.py)."""
+    runs = [pd.read_parquet(path) for path in sorted((ROOT / "results").glob("nvidia-h200*/measurements.parquet"))]
+    return table(twins.lines(twins.known(ROOT / "results/nvidia-h200", pd.concat(runs, ignore_index=True))))
 
 
 def repeatability() -> str:
@@ -656,6 +662,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "backward": backward,
     "profiled": profiled,
     "coverage": coverage,
+    "equals": equals,
     "repeat": repeat,
     "repeat-published": partial(repeat, PUBLISHED),
     "repeatability": repeatability,
