@@ -35,12 +35,13 @@ def collect(
     jobs = jobs_of(effective)
     out = outputs.chosen(out, paths.measurements(platform), force)
     # pandas and scipy take a second
-    baselines, verdicts, anomalies = (
+    recomputed, baselines, verdicts, anomalies = (
         importlib.import_module(f"moe_routing_bench.comparison.{module}")
-        for module in ("baselines", "verdicts", "anomalies")
+        for module in ("recomputed", "baselines", "verdicts", "anomalies")
     )
     again = paths.again(platform)
-    table = baselines.with_baselines(records.collect(paths.cell_files(platform, jobs), platform))
+    table = recomputed.with_intervals(records.collect(paths.cell_files(platform, jobs), platform))
+    table = baselines.with_baselines(table)
     table = verdicts.with_verdicts(table)
     table = anomalies.with_anomalies(table, read_table(again) if again.is_file() else None)
     write_table(out, table)
