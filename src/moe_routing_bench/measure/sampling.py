@@ -20,9 +20,8 @@ from moe_routing_bench.measure.verify import verify
 _LONG_BLOCK_US = 25_000.0
 _REST_SECONDS = 1.0  # after long turns: the clock that the power limit has lowered rises within a third of a second
 TURNS = 6  # of two, nothing is known of how far turns differ; an even number, for orders and their opposites
-_SETTLING_SECONDS = (
-    0.3  # until the card is in the state of the work: after a tenth of a second blocks of layers show no trend (H200)
-)
+# Until the card is in the state of the work: blocks of layers show no trend after a tenth of a second (H200).
+_SETTLING_SECONDS = 0.3
 _ASK_SECONDS = 0.05
 _LIMITED_BLOCK_US = 100_000.0  # under the power limit the clock swings within a third of a second (H200)
 Guarded = Callable[[str, str, Callable[[], object]], bool]  # (implementation, step, action) -> whether it went well
