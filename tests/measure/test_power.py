@@ -244,7 +244,7 @@ def test_what_nvml_says_of_the_clock():
 
 
 def test_the_driver_is_asked_rarely_and_not_last(monkeypatch):
-    """A query takes milliseconds, in which the card rests from the limit: ten of a second's work at most, none before what counts."""
+    """A query takes time, in which the card may rest from the limit: twenty of a second's work at most, none before what counts."""
     card, asked = Card(monkeypatch), []
     seen, samples = sampling._kept_busy(candidate(card, "dense"), 1.0, lambda: asked.append(card.now) or True)
     assert seen and samples == pytest.approx(1 / 5 / 1.97e-3, rel=0.1)

@@ -184,7 +184,7 @@ def _kept_busy(
 ) -> tuple[bool, int]:
     """Sample untimed for so long, with `stop` until `seen` at most; returns whether it was seen, and how many samples there were.
 
-    `seen` asks the driver, for which the card rests: rarely, and not in the last moments before samples that count.
+    `seen` asks the driver, during which the card may rest: rarely, and not in the last moments before samples that count.
     """
     begin, ever, count = perf_counter(), False, 0
     end, ask = begin + seconds, begin + min(_ASK_SECONDS, seconds / 3)
