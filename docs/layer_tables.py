@@ -17,7 +17,6 @@ from stored_tables import (
     SYMBOLS,
     TRAINING,
     digits,
-    energy,
     explained,
     percent,
     stored_cells,
@@ -26,9 +25,10 @@ from stored_tables import (
 )
 
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.ceilings import share_of_mixed
 from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import row_groups
-from moe_routing_bench.quantities import count
+from moe_routing_bench.quantities import count, energy
 from moe_routing_kernels.choices import table as table_of_choices
 
 BENCH = "layer"
@@ -90,7 +90,7 @@ def layers(phase: str) -> str:
             f"{digits(others.min() / found.at[mine, 'median_us'])}x (`{others.idxmin()}`)"
         )
         if phase == "decode":
-            line["of copy"] = percent(found.at[mine, "share_of_copy"])
+            line["of reading"] = percent(share_of_mixed(found.loc[mine]))
         else:
             line |= {
                 "over dense products": digits(found.at[mine, "over_dense"]),
@@ -162,11 +162,11 @@ def _lead(cell: pd.DataFrame) -> str:
 
 
 def decoding(model: str) -> str:
-    """At which share of the bandwidth of a copy `auto` reads the weights of a model, in a sentence."""
+    """At which share of the bandwidth of reads `auto` reads the weights of a model, in a sentence."""
     rows = even(measured("decode")).query("model == @model").sort_values("tokens")
-    shares = [cell.set_index("implementation").at[chosen(cell), "share_of_copy"] for _, cell in rows.groupby("tokens")]
+    shares = [share_of_mixed(cell.set_index("implementation").loc[chosen(cell)]) for _, cell in rows.groupby("tokens")]
     tokens = row_groups.words([str(tokens) for tokens in sorted(rows["tokens"].unique())])
-    return f"With {tokens} tokens of {model}, `ops.layer` reads weights at {row_groups.words([percent(share) for share in shares])} of the bandwidth of a copy.\n"
+    return f"With {tokens} tokens of {model}, `ops.layer` reads weights at {row_groups.words([percent(share) for share in shares])} of the bandwidth that reads alone reach.\n"
 
 
 def even(rows: pd.DataFrame) -> pd.DataFrame:

@@ -5,6 +5,7 @@ Times are medians of device time in µs. `floor` is `roofline_us`: the compulsor
 at the matrix rate, both measured in the same process.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
@@ -12,8 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import twins
 from scipy import stats
 
+from moe_routing_bench.ceilings import share_of_mixed
 from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import capacity
 from moe_routing_bench.quality import compare, run_rows
@@ -48,13 +51,6 @@ def digits(value: float) -> str:
     if pd.isna(value):
         return "–"
     return f"{value:.0f}" if abs(value) >= 1000 else significant(value, 3)
-
-
-def energy(value: float) -> str:
-    """Two significant digits: between runs the energy of a call differs by 10 % (95th percentile)."""
-    if pd.isna(value):
-        return "–"
-    return f"{value:.0f}" if value >= 100 else significant(value, 2)
 
 
 SUSPECT, WIDE, WARM = "†", "°", "‡"
@@ -316,6 +312,31 @@ def repeat(name: str = "repeat.csv") -> str:
     return table(lines)
 
 
+def coverage() -> str:
+    """How often intervals cover the truth, equals are called different, and slowdowns are found, by kind of simulated noise (docs/coverage.py)."""
+    shown = {
+        "time": "times",
+        "ratio": "ratios",
+        "false": "equals told apart",
+        "1%": "1 % found",
+        "2%": "2 %",
+        "5%": "5 %",
+    }
+    lines = pd.read_csv(ROOT / "docs/coverage.csv")
+    return table(
+        [
+            {"noise": line["noise"]} | {title: f"{100 * line[name]:.1f}" for name, title in shown.items()}
+            for line in lines.to_dict("records")
+        ]
+    )
+
+
+def equals() -> str:
+    """How far implementations that take part twice come out, and how often they are called different (docs/twins.py)."""
+    runs = [pd.read_parquet(path) for path in sorted((ROOT / "results").glob("nvidia-h200*/measurements.parquet"))]
+    return table(twins.lines(twins.known(ROOT / "results/nvidia-h200", pd.concat(runs, ignore_index=True))))
+
+
 def repeatability() -> str:
     """How many medians of the published rows are near those of the run before, in a sentence."""
     rows = gaps(PUBLISHED)
@@ -383,7 +404,7 @@ def quantised(run: str, ways: Sequence[str] = FORMAT_WAYS) -> str:
     rows = stored(run + "measurements.parquet").query("bench == 'experts'")
     plain = rows[(rows["weights"] == rows["dtype"]) & (rows["implementation"] == "cute")].set_index(["model", "tokens"])
     ours = [way for way in ways if way in (format_bars.QUANTISED, format_bars.FP8)]
-    share = f"`{ours[0]}`, of copy" if len(ours) == 1 else "ours, of copy"
+    share = f"`{ours[0]}`, of reading" if len(ours) == 1 else "ours, of reading"
     several, lines = rows["packed"].nunique() > 1, []
     for _, cell in rows[rows["weights"] != rows["dtype"]].groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
@@ -395,7 +416,11 @@ def quantised(run: str, ways: Sequence[str] = FORMAT_WAYS) -> str:
             line[f"`{way}`"] = "wrong" if wrong else time(found, way)
         near = plain.loc[[(first["model"], first["tokens"])]].set_index("implementation")
         line[f"`cute`, {first['dtype']}"] = time(near, "cute")
-        lines.append(line | {share: percent(found["share_of_copy"].reindex(ours).max())})
+        shares = [
+            share_of_mixed(row)
+            for _, row in found.loc[found.index.intersection(ours)].dropna(subset="gb_per_s").iterrows()
+        ]
+        lines.append(line | {share: percent(max(shares, default=math.nan))})
     return explained(table(lines))
 
 
@@ -636,6 +661,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "stream-shares": stream_shares,
     "backward": backward,
     "profiled": profiled,
+    "coverage": coverage,
+    "equals": equals,
     "repeat": repeat,
     "repeat-published": partial(repeat, PUBLISHED),
     "repeatability": repeatability,

@@ -49,3 +49,10 @@ def digits(number: float, exact: bool = False) -> str:
 def significant(number: float, most: int) -> str:
     """So many digits, the zeros at the end among them: 0.140."""
     return f"{number:#.{most}g}".removesuffix(".")
+
+
+def energy(mj: float) -> str:
+    """An energy in two digits, a dash for NaN: two runs of the same code differ by up to 10 % (95th percentile, H200)."""
+    if mj != mj:
+        return "–"
+    return f"{float(f'{mj:.2g}'):,g}" if mj >= 100 else significant(mj, 2)

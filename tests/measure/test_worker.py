@@ -18,7 +18,18 @@ from moe_routing_bench.benches.checks import Assignment, Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import calibration, completion, outcome, sampling, supervisor, timers, verify, worker
+from moe_routing_bench.measure import (
+    blocks,
+    calibration,
+    completion,
+    footprint,
+    outcome,
+    sampling,
+    supervisor,
+    timers,
+    verify,
+    worker,
+)
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.store.rows import SCHEMA_VERSION
@@ -32,7 +43,7 @@ SETTINGS = Settings(
     settle_blocks=3,
     interval_us=950,
     samples_per_block=3,
-    min_blocks=4,
+    min_blocks=5,
     max_blocks=20,
     wall_calls=4,
     max_seconds=10,
@@ -163,8 +174,9 @@ def test_what_follows_from_a_row(measured):
     assert found["share_of_copy"] == pytest.approx(gb_per_s / 100)
     assert "energy_mj_per_token" not in found
     assert completion.derived(job, rows["fast"] | {"energy_mj": 32.0})["energy_mj_per_token"] == 0.5
-    assert found["roofline_us"] == pytest.approx(BYTES / 100e9 * 1e6)
-    assert found["share_of_roofline"] == pytest.approx(BYTES / 100e9 / 100e-6)
+    assert found["mixed_gb_per_s"] is None and not {"roofline_us", "share_of_roofline"} & found.keys(), (
+        "a CPU has caches"
+    )
     strict = (1 + 2) * 32 * 4  # pack reads a row and writes k of them
     assert found["bytes_per_token_strict"] == strict and found["bw_gibps_strict"] == pytest.approx(
         strict * 64 / 100e-6 / 2**30
@@ -245,6 +257,9 @@ def test_twins_share_the_rounds(measured):
 
 
 GPU_ROW = CEILINGS | {
+    "cold": True,
+    "read_bytes": 5 * 10**5,
+    "write_bytes": 5 * 10**5,
     "median_us": 10.0,
     "compulsory_bytes": 10**6,
     "flops": 0,
@@ -268,9 +283,11 @@ def test_what_follows_from_a_row_of_a_gpu():
     flops = derived(GPU_ROW | {"flops": 2 * 10**7, "sustained_tflops": 2.5, "dense_us": GPU_ROW["median_us"] / 1.25})
     assert flops["over_dense"] == pytest.approx(1.25)
     assert (flops["tflops"], flops["share_of_peak"], flops["share_of_sustained"]) == pytest.approx((2.0, 0.5, 0.8))
-    assert flops["roofline_us"] == pytest.approx(10.0) and derived(GPU_ROW | {"flops": 10**8})[
-        "roofline_us"
-    ] == pytest.approx(25)
+    assert flops["mixed_gb_per_s"] == 160 and flops["roofline_us"] == pytest.approx(1e6 / 160e9 * 1e6)
+    assert flops["share_of_roofline"] == pytest.approx(flops["roofline_us"] / 10)
+    assert derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == pytest.approx(25)
+    warm = GPU_ROW | {"cold": False}
+    assert "roofline_us" not in derived(warm) and derived(warm | {"flops": 10**7})["roofline_us"] == pytest.approx(2.5)
     assert not {"share_of_sustained", "over_dense"} & derived(GPU_ROW | {"flops": 1}).keys()
 
 
@@ -290,7 +307,7 @@ def test_rates_are_exact():
     """To the last digits: no unit is off by one."""
     found = derived(GPU_ROW | {"flops": 3 * 10**7})
     exact = functools.partial(pytest.approx, rel=1e-13)
-    assert found["gb_per_s"] == exact(100) and found["tflops"] == exact(3) and found["roofline_us"] == exact(10)
+    assert found["gb_per_s"] == exact(100) and found["tflops"] == exact(3) and found["roofline_us"] == exact(7.5)
     assert derived(GPU_ROW | {"flops": 10**8})["roofline_us"] == exact(25)
     below = derived(GPU_ROW | {"flops": 4 * 10**13})["reason"]
     assert below == "10.00 us is below the roofline of 10000000.00 us"
@@ -556,10 +573,19 @@ def test_what_a_row_says_of_the_routing():
     weights = torch.tensor([[1.0, 3.0], [2.0, 2.0], [1.0, 0.0], [4.0, 4.0]])
     first = types.SimpleNamespace(inputs={"x": 1}, expected={"y": 2})
     given, known = [], [Assignment(ids, weights, inverse)]
-    definition = types.SimpleNamespace(assignment=lambda *arguments: given.append(arguments) or known[0])
-    sets = types.SimpleNamespace(base=[first, None])
+    definition = types.SimpleNamespace()
+    second, others = types.SimpleNamespace(inputs={"x": 3}, expected={"y": 4}), Assignment(torch.tensor([[0, 1]] * 4))
+    definition.assignment = lambda *arguments: (
+        given.append(arguments) or (known[0], others)[arguments[1] is second.inputs]
+    )
+
+    class Drawn(list):
+        base = (first, second)
+
+    sets = Drawn(range(5))  # sets 0, 2 and 4 hold the first draw
     found = outcome.routing(Job(cell, ("torch",), SETTINGS), definition, sets)
-    assert given == [(cell, first.inputs, first.expected)] and found["expert_load"] == [4, 3, 1, 0]
+    assert given[0] == (cell, first.inputs, first.expected) and found["mean_active_experts"] == (3 * 3 + 2 * 2) / 5
+    assert found["expert_load"] == [4, 3, 1, 0]
     assert (found["drop_rate"], found["capacity"], found["token_drop_rate"], found["rows"]) == (3 / 8, 2, 0.25, 5)
     quarters = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     assert found["gate_entropy"] == pytest.approx((quarters + 2 * math.log(2)) / 4)
@@ -610,7 +636,7 @@ def ticking(clock, name="a", time_of=lambda: 1.0):
     return Candidate(name, [], timer=types.SimpleNamespace(sample=sample, calls=1))
 
 
-def rounds(clock, monkeypatch, check_seconds=0.0, times=lambda n: 1000.0, **change):
+def rounds(clock, monkeypatch, check_seconds=0.0, times=lambda n: 1000.0, samples=1, **change):
     """What `_rounds` says, the names in the order of their blocks, and those that were checked; the n-th sample says times(n)."""
     order, checked = [], []
 
@@ -626,6 +652,8 @@ def rounds(clock, monkeypatch, check_seconds=0.0, times=lambda n: 1000.0, **chan
         types.SimpleNamespace(settings=Settings(**vars(SETTINGS) | change), hash="h"),
         [candidate(name) for name in "abc"],
     )
+    for one in alive:
+        one.samples_per_block = samples
     said = sampling._rounds(job, alive, "sets", Gpu(), lambda name, step, action: action() or True)
     assert alive[0].clocks[0] == 1234
     return said, order, [(name, sets, one is job) for one, name, sets in checked]
@@ -652,11 +680,42 @@ def test_more_than_the_longest_time_ends_the_rounds_and_checks_take_none_of_it(c
 
 
 def test_a_width_that_is_as_narrow_as_asked_is_enough(clock, monkeypatch):
-    """Of the medians of blocks, and not of their other samples."""
-    assert rounds(clock, monkeypatch, min_blocks=5, max_blocks=50, target_half_width=0.0)[0] == "converged"
-    middle = [10.0, 11.0, 12.0, 10.0, 11.0]
-    one = Candidate("a", [], blocks=[[1.0 + i, 90.0, value, 2.0, 80.0 + i] for i, value in enumerate(middle)])
-    assert sampling._width(one) == sampling.statistics.half_width(middle) > 0
+    """Constant times have none, but for the rounding of logarithms."""
+    assert rounds(clock, monkeypatch, min_blocks=5, max_blocks=50, target_half_width=1e-9)[0] == "converged"
+
+
+def test_convergence_is_that_of_the_published_interval_of_all_and_of_their_twins(clock, monkeypatch):
+    """Of blocks with a slowdown bit nothing counts; a twin, or the last of several, that is not narrow keeps all sampling."""
+    noisy = [10.0, 11.0, 9.0, 10.5, 9.5, 10.0]
+    one = Candidate("a", [], blocks=[[value] for value in [*noisy, 99.0]], slow=[0] * 6 + [8])
+    one.twin = Candidate("a", [], blocks=[[10.0]] * 7, slow=[0] * 7)
+    found = blocks.summary(one)
+    width = (found["ci_high_us"] - found["ci_low_us"]) / 2 / found["median_us"]
+    assert sampling._width(one) == pytest.approx(width) and found["block_medians_us"] == noisy
+    one.twin, one.blocks = one, [[10.0]] * 7
+    assert sampling._width(one) == pytest.approx(0)
+    one.twin = Candidate("a", [], blocks=[[value] for value in noisy], slow=[0] * 6)
+    assert sampling._width(one) == pytest.approx(width)
+    only_last = lambda n: 1000.0 + (n % 3 == 0) * n  # noqa: E731  (of three implementations in a fixed order)
+    monkeypatch.setattr(sampling.random.Random, "sample", lambda self, entries, n: list(entries))
+    assert rounds(clock, monkeypatch, 0.0, only_last, min_blocks=5, max_blocks=9)[0] == "block cap"
+
+
+@pytest.mark.parametrize(("least", "most", "looks"), [(5, 20, [5, 10, 20]), (5, 12, [5, 10, 12]), (5, 5, [5])])
+def test_the_width_is_looked_at_each_time_that_rounds_have_doubled(least, most, looks, clock, monkeypatch):
+    """Every look is a chance to stop at an interval that is narrow by luck."""
+    seen = []
+    monkeypatch.setattr(sampling, "_width", lambda one: seen.append(len(one.blocks)) or math.inf)
+    said, order, _ = rounds(clock, monkeypatch, min_blocks=least, max_blocks=most)
+    assert seen == looks and said == "block cap" and len(order) == 3 * most
+
+
+@pytest.mark.parametrize(("ticks", "length"), [(90, 1), (130, 2), (180, 3)])
+def test_blocks_are_shorter_where_the_time_is_not_enough_for_the_rounds(ticks, length, clock, monkeypatch):
+    """The first round, of 9 samples, takes 9 ticks: 20 rounds of as many do not fit in 90 or 130. The rounds that do are at least 20."""
+    change = {"samples": 3, "min_blocks": 20, "max_blocks": 20, "max_seconds": ticks * 2**-10}
+    said, order, _ = rounds(clock, monkeypatch, 0.0, lambda n: 1000.0 * n, **change)
+    assert said == "block cap" and len(order) == 9 + 19 * 3 * length
 
 
 def test_turns_are_short_unless_the_power_limit_binds(clock, monkeypatch):
@@ -677,7 +736,8 @@ def test_checks_between_samples_are_at_rounds_that_nobody_can_foresee(clock, mon
     """One of the least number of rounds, and a later one that may be the next, or is never reached."""
     asked: list[int] = []
     monkeypatch.setattr(sampling.secrets, "randbelow", lambda below: asked.append(below) or 0)
-    assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9)[2]) == 2 * 3 and asked == [4, 9]
+    assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9, target_half_width=-1.0)[2]) == 2 * 3
+    assert asked == [4, 9]
     monkeypatch.setattr(sampling.secrets, "randbelow", lambda below: below - 1)
     assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9)[2]) == 3
 
@@ -811,6 +871,25 @@ def test_a_row_of_a_gpu(measured, simulated, monkeypatch):
     assert row["stream_gb_per_s"] == 160 and row["calibration_drift"] == 0 and "sustained_tflops" not in row
     # a row of 32 elements of 4 bytes for each of 64 tokens and 128 assignments, and 128 indices
     assert gpu.asked == [("cuda", (1, 2), 64 * 32 * 4 + 128 * 4, 128 * 32 * 4)] and not gpu.sustained_for
+
+
+def test_memory_is_what_binding_keeps_and_what_a_call_has_on_top(monkeypatch):
+    """Of one set: 300 bytes since before bind, some of them made by the first calls; 500 at most during one more call."""
+    state = {"held": 1000, "most": 9000, "calls": 0}
+
+    def call():
+        state["calls"] += 1
+        state["held"] = 1300
+        state["most"] = max(state["most"], 1800)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: state["held"])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: state["most"])
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: state.update(most=state["held"]))
+    before = footprint.allocated("cuda")
+    expected = {"workspace_bytes": 300, "transient_bytes": 500, "peak_memory_bytes": 800}
+    assert footprint.footprint(before, call) == expected and state["calls"] == 4
+    assert footprint.footprint(footprint.allocated("cpu"), call) == {} and state["calls"] == 4
 
 
 def test_one_set_is_enough(measured, simulated):

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from rows import frame, one
 
-from moe_routing_bench import statistics
+from moe_routing_bench import intervals
 from moe_routing_bench.comparison import ratios, verdicts
 from moe_routing_bench.report import findings
 from moe_routing_bench.store.records import SCHEMA
@@ -31,7 +31,7 @@ def test_the_ratio_is_paired_within_rounds() -> None:
     rows = [row("dequant", SLOW), row("cute_quantised", KERNEL), row("dequant_loop", KERNEL)]
     found = {one["implementation"]: one for one in ratios.against_dequantised(rows)}
     names = ("speedup", "speedup_ci_low", "speedup_ci_high", "speedup_p")
-    assert tuple(found["cute_quantised"][name] for name in names) == statistics.paired_ratio(SLOW, KERNEL)
+    assert tuple(found["cute_quantised"][name] for name in names) == intervals.paired_ratio(SLOW, KERNEL)
     assert found["cute_quantised"]["speedup"] == pytest.approx(2)
     assert {one["baseline"] for one in found.values()} == {"dequant"} and found["dequant"]["speedup"] == 1
 
@@ -40,7 +40,7 @@ def test_blocks_that_were_set_aside_leave_no_pairs() -> None:
     """Which rounds the others are of is not known."""
     rows = [row("dequant", SLOW, set_aside=1), row("cute_quantised", KERNEL[:3])]
     kernel = ratios.against_dequantised(rows)[1]
-    assert kernel["speedup"] == statistics.unpaired_ratio(SLOW, KERNEL[:3])[0]
+    assert kernel["speedup"] == intervals.unpaired_ratio(SLOW, KERNEL[:3])[0]
 
 
 def test_the_next_one_stands_in() -> None:

@@ -39,7 +39,9 @@ HOUSES = {
         "ops": "activations errors formats routers choices cute gate permute pack combine experts implementations layer target",
     },
     "moe_routing_bench": {
-        "statistics": "",
+        "ceilings": "",
+        "intervals": "",
+        "statistics": "intervals",
         "quantities": "",
         "streams": "",
         "packages": "",
@@ -50,19 +52,19 @@ HOUSES = {
         "benches": "packages grid workload peers",
         "config": "fields grid workload benches",
         "store": "packages grid benches config",
-        "measure": "packages streams statistics grid workload benches store",
+        "measure": "packages streams ceilings intervals statistics grid workload benches store",
         "traces": "statistics workload store",
         "quality": "packages statistics grid config store measure",
-        "comparison": "quantities statistics benches config measure",
+        "comparison": "quantities intervals statistics benches config measure",
         "api": "grid config store measure",
         "figures": "quantities statistics grid benches config store quality comparison",
         "report": "quantities statistics grid benches config store quality comparison figures",
         "study": "packages quantities grid benches config store quality",
-        "cli": "streams packages quantities statistics fields grid benches config store measure traces quality comparison figures report study",
+        "cli": "streams packages quantities intervals statistics fields grid benches config store measure traces quality comparison figures report study",
     },
 }
 # Parts of the instrument that need nothing of the kernels.
-WITHOUT_KERNELS = {"quantities", "statistics", "streams"}
+WITHOUT_KERNELS = {"ceilings", "intervals", "quantities", "statistics", "streams"}
 MAY_IMPORT_TORCH = {
     "formats",
     "target",

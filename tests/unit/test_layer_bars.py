@@ -98,7 +98,7 @@ def test_one_cell_below_its_bound_is_a_miss_whatever_the_mean() -> None:
     found = line(FASTEST, *rows)
     assert (
         found.verdict == "missed"
-        and "; worst: qwen3-30b-a3b T=16384: 0.900x [0.898, 0.901] (cute, sonicmoe); best: " in found.measured
+        and "; worst: qwen3-30b-a3b T=16384: 0.900x [0.899, 0.901] (cute, sonicmoe); best: " in found.measured
         and found.measured.endswith("; 1 of 11 miss the bar of each")
     )
     assert line(FASTEST, *rows[:3]).verdict == "missed" and line(FASTEST, *rows[:3]).cells == "1 of 11"

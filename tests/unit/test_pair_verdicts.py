@@ -5,7 +5,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from moe_routing_bench import statistics
+from moe_routing_bench import intervals
 from moe_routing_bench.comparison import verdicts
 
 BLOCKS = 20
@@ -14,7 +14,7 @@ BLOCKS = 20
 def pair(rng: np.random.Generator, us: float, slower: float = 1.0, placed: float = 0.001) -> dict[str, float]:
     """Ratio, interval and p of a time over another that is `slower` times as long; buffers move both by N(0, placed)."""
     one, other = (us * np.exp(rng.normal(0, placed) + rng.normal(0, 0.002, BLOCKS)) for _ in range(2))
-    return dict(zip(("", "_ci_low", "_ci_high", "_p"), statistics.paired_ratio(one, slower * other), strict=True))
+    return dict(zip(("", "_ci_low", "_ci_high", "_p"), intervals.paired_ratio(one, slower * other), strict=True))
 
 
 def run(

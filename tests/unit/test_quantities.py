@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_routing_bench.quantities import us
+from moe_routing_bench.quantities import energy, us
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,10 @@ def test_an_interval_stands_behind_its_time() -> None:
     assert us(30.0, 29.04, 1031.2) == "30.00 µs [29.04, 1,031]"
     assert us(277.83, 277.71, 278.01) == "277.8 µs [277.7, 278.0]", "as exact at its end"
     assert us(274.0, exact=True) == "274.0 µs", "in a column, under 397.1 µs"
+
+
+@pytest.mark.parametrize(
+    ("mj", "said"), [(0.1023, "0.10"), (0.0886, "0.089"), (1.26, "1.3"), (47.6, "48"), (1898.6, "1,900")]
+)
+def test_an_energy_has_two_digits(mj: float, said: str) -> None:
+    assert energy(mj) == said

@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from moe_routing_bench import statistics
+from moe_routing_bench import intervals
 from moe_routing_bench.comparison import ratios
 from moe_routing_bench.comparison.ratios import Estimate
 
-SLOW, FAST = [20.0, 22.0, 21.0, 20.4], [10.0, 11.0, 10.5, 10.3]
+SLOW, FAST = [20.0, 22.0, 19.0, 21.0], [10.0, 11.0, 9.6, 10.4]
 
 
 def row(blocks: list[float], cell: str = "c", set_aside: int = 0) -> dict[str, object]:
@@ -18,15 +18,15 @@ def row(blocks: list[float], cell: str = "c", set_aside: int = 0) -> dict[str, o
 
 def test_rows_of_one_cell_are_paired_and_of_two_not() -> None:
     same, other = ratios.speed(row(SLOW), row(FAST)), ratios.speed(row(SLOW), row(FAST, "d"))
-    assert (same.value, same.low, same.high) == statistics.paired_ratio(SLOW, FAST)[:3]
-    assert (other.value, other.low, other.high) == statistics.unpaired_ratio(SLOW, FAST)[:3]
+    assert (same.value, same.low, same.high) == intervals.paired_ratio(SLOW, FAST)[:3]
+    assert (other.value, other.low, other.high) == intervals.unpaired_ratio(SLOW, FAST)[:3]
     assert other.high - other.low > 3 * (same.high - same.low), "what both blocks of a round share cancels"
 
 
 def test_rows_with_blocks_set_aside_are_not_paired() -> None:
     found = ratios.speed(row(SLOW, set_aside=2), row(FAST))
-    assert (found.value, found.low, found.high) == statistics.unpaired_ratio(SLOW, FAST)[:3]
-    assert ratios.between(row(SLOW[:3]), row(FAST)) == statistics.unpaired_ratio(SLOW[:3], FAST)
+    assert (found.value, found.low, found.high) == intervals.unpaired_ratio(SLOW, FAST)[:3]
+    assert ratios.between(row(SLOW[:3]), row(FAST)) == intervals.unpaired_ratio(SLOW[:3], FAST)
 
 
 def test_a_row_is_as_fast_as_itself() -> None:
@@ -77,15 +77,17 @@ def test_the_mean_of_nothing_is_refused() -> None:
 
 
 def test_the_interval_of_a_mean_covers_as_it_says() -> None:
-    """Of 400 runs with 6 cells of 12 rounds each, whose true ratios differ, 95 % hold the true mean; more as half-widths of t add."""
+    """Of 400 runs with 6 cells of 20 rounds each, whose true ratios differ, 95 % hold the true mean; more as half-widths of t add.
+    What both blocks of a round share, 5 %, is not in it."""
     rng, true = np.random.default_rng(5), [0.9, 1.0, 1.1, 1.2, 1.4, 2.0]
-    middle, held = math.exp(np.log(true).mean()), 0
+    middle, held, widths = math.exp(np.log(true).mean()), 0, []
     for _ in range(400):
         cells = []
         for ratio in true:
-            shared, noise = rng.normal(0, 0.05, 12), rng.normal(0, 0.01, (2, 12))
+            shared, noise = rng.normal(0, 0.05, 20), rng.normal(0, 0.01, (2, 20))
             base, own = ratio * np.exp(shared + noise[0]), np.exp(shared + noise[1])
             cells.append(ratios.speed(row(base.tolist()), row(own.tolist())))
         found = ratios.gmean(cells)
         held += found.low <= middle <= found.high
-    assert 0.93 <= held / 400 <= 0.995
+        widths.append(found.high / found.low - 1)
+    assert held / 400 >= 0.93 and np.median(widths) < 0.01

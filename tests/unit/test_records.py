@@ -92,7 +92,16 @@ def test_what_is_withdrawn_is_blank_wherever_rows_are_read(tmp_path):
     some = records.read_some(path, ["implementation", "peak_memory_bytes"])
     assert some["peak_memory_bytes"].to_pylist() == [None, None] and some["implementation"].null_count == 0
     assert records.SCHEMA.field("peak_memory_bytes").type == records.read(path).schema.field("peak_memory_bytes").type
-    assert all("withdrawn" in about()[name].text for name in records.WITHDRAWN)
+    assert all(
+        "none: blank" in about()[name].text and later in about()[name].text for name, later in records.WITHDRAWN.items()
+    )
+
+
+def test_what_is_withdrawn_in_older_rows_is_read_in_rows_of_the_new_meaning(tmp_path):
+    path = tmp_path / "rows.parquet"
+    rows.write(path, [ROW | {"peak_memory_bytes": 9}, ROW | {"peak_memory_bytes": 7, "workspace_bytes": 3}], "")
+    assert records.read(path)["peak_memory_bytes"].to_pylist() == [None, 7]
+    assert records.read_some(path, ["peak_memory_bytes"])["peak_memory_bytes"].to_pylist() == [None, 7]
 
 
 def test_columns_in_another_order_are_read_in_the_schema_s(tmp_path):

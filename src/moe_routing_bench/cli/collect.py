@@ -38,12 +38,13 @@ def collect(
     jobs = jobs_of(effective)
     out = options.chosen(out, paths.measurements(platform), force)
     # pandas and scipy take a second
-    ratios, verdicts, anomalies = (
+    recomputed, ratios, verdicts, anomalies = (
         importlib.import_module(f"moe_routing_bench.comparison.{module}")
-        for module in ("ratios", "verdicts", "anomalies")
+        for module in ("recomputed", "ratios", "verdicts", "anomalies")
     )
     again = paths.again(platform)
-    table = ratios.with_baselines(records.collect(paths.cell_files(platform, jobs), platform))
+    table = recomputed.with_intervals(records.collect(paths.cell_files(platform, jobs), platform))
+    table = ratios.with_baselines(table)
     table = verdicts.with_verdicts(table)
     table = anomalies.with_anomalies(table, read_table(again) if again.is_file() else None)
     write_table(out, table)

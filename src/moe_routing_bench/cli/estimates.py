@@ -25,6 +25,7 @@ WITHIN = 4
 _CALLS, _CALLS_OF_A_STEP = 70, 30  # of an implementation: in all, and in its longest step, "checking"
 _DRAWS = 5  # what is drawn, and its reference: three draws that are timed, one drawn after binding, and one between
 _SETS = 3
+_BLOCKS_OF_TURNS = 2.4  # seconds of the blocks of six long turns
 _COMPILED = 20.0  # seconds that torch.compile takes
 _PROCESS = 1 << 30  # bytes of a process with torch
 
@@ -115,7 +116,7 @@ def estimate(job: Job, platform: str) -> Estimate:
         for implementation in [*able, *twice]
     )
     sampling = min(max(settings.max_seconds, 3 * together), blocks)
-    turns = 0 if cpu or size.flops < _LIMITED else (2 * settings.turn_seconds + 2) * len(able)
+    turns = 0 if cpu or size.flops < _LIMITED else (2 * settings.turn_seconds + _BLOCKS_OF_TURNS) * len(able)
     seconds = rates.start + drawing + sampling + turns + _CALLS * together + len(able) * (checks + rates.each)
     seconds += cpu * _COMPILED * sum("compiler" in implementation.requires for implementation in able)
     longest = _CALLS_OF_A_STEP * max(calls.values(), default=0) + rates.share * checks

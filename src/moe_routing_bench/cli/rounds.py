@@ -74,11 +74,13 @@ def _judged(ratio: float, low: float | None, high: float | None, p: float | None
 def _chained(then: tuple[Row, Row], now: tuple[Row, Row]) -> tuple[float, str]:
     """How much faster `now` is than `then`, each a row and its baseline's of the same round: what has changed for both in
     between, as on a CPU, does not count."""
-    statistics = importlib.import_module("moe_routing_bench.statistics")
+    intervals = importlib.import_module("moe_routing_bench.intervals")
     blocks = [[row["block_medians_us"] for row in pair] for pair in (then, now)]
     # A block with a hardware slowdown is left out of one row alone: its neighbours then pair with the next round's.
     shares = [[time / base for time, base in zip(*pair, strict=False)] for pair in blocks]
-    return _judged(*statistics.unpaired_ratio(*shares))
+    known = [intervals.turns_of(pair[0]) for pair in (then, now)]
+    turns = [one and one[: len(share)] for one, share in zip(known, shares, strict=True)]
+    return _judged(*intervals.unpaired_ratio(*shares, tuple(turns)))
 
 
 def _versions(last: Row, row: Row) -> tuple[float, str]:

@@ -168,7 +168,8 @@ class _Watch:
             yield f"{row['status']}: {row['reason']}"
             return
         yield f"right, {row['median_us']:.4g} us [{row['ci_low_us']:.4g}, {row['ci_high_us']:.4g}]"
-        yield f"{row['share_of_roofline']:.0%} of the limit"
+        if row.get("share_of_roofline"):
+            yield f"{row['share_of_roofline']:.0%} of the limit"
         yield from self._rivals.said(row, rows, self._last.get(row["implementation"]))
 
     def closing(self) -> str:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from moe_routing_bench import statistics
 from moe_routing_bench.comparison.verdicts import replaced
+from moe_routing_bench.intervals import paired_ratio, turns_of, unpaired_ratio
 from moe_routing_kernels.formats.weights import WEIGHTS
 
 _Row = Mapping[Hashable, Any] | Mapping[str, Any]  # as pandas and pyarrow give them
@@ -38,9 +38,10 @@ def between(base: _Row, row: _Row) -> tuple[float, float | None, float | None, f
 
     Paired within rounds as a worker pairs them; or, where blocks of a row were set aside from unknown rounds, unpaired.
     """
-    blocks = base["block_medians_us"], row["block_medians_us"]
-    paired = not (base["set_aside"] or row["set_aside"]) and len(blocks[0]) == len(blocks[1])
-    return (statistics.paired_ratio if paired else statistics.unpaired_ratio)(*blocks)
+    blocks, turns = (base["block_medians_us"], row["block_medians_us"]), (turns_of(base), turns_of(row))
+    if not (base["set_aside"] or row["set_aside"]) and turns[0] == turns[1] and len(blocks[0]) == len(blocks[1]):
+        return paired_ratio(*blocks, turns[0])
+    return unpaired_ratio(*blocks, turns)
 
 
 def speed(base: _Row, row: _Row) -> Estimate:
@@ -53,8 +54,8 @@ def speed(base: _Row, row: _Row) -> Estimate:
     if base["block_medians_us"] is None or row["block_medians_us"] is None:
         return Estimate(base["median_us"] / row["median_us"], math.nan, math.nan)
     same = base["cell_hash"] == row["cell_hash"]
-    blocks = base["block_medians_us"], row["block_medians_us"]
-    value, low, high, _ = between(base, row) if same else statistics.unpaired_ratio(*blocks)
+    blocks, turns = (base["block_medians_us"], row["block_medians_us"]), (turns_of(base), turns_of(row))
+    value, low, high, _ = between(base, row) if same else unpaired_ratio(*blocks, turns)
     return Estimate(value, math.nan, math.nan) if low is None or high is None else Estimate(value, low, high)
 
 
@@ -103,7 +104,8 @@ def _count(parts: Sequence[Estimate]) -> int:
 
 INSTEAD = ("dequant", "dequant_loop")  # the first of these that is ok: the latter takes quantised rows, too
 _TOLD = ("speedup", "speedup_ci_low", "speedup_ci_high", "speedup_p", "baseline")
-_READ = ("cell_hash", "gpu_uuid", "implementation", "weights", "status", "set_aside", "block_medians_us", *_TOLD)
+_BLOCKS = ("block_medians_us", "block_turns", "turns")
+_READ = ("cell_hash", "gpu_uuid", "implementation", "weights", "status", "set_aside", *_BLOCKS, *_TOLD)
 
 
 def against_dequantised(rows: Sequence[_Row]) -> list[dict[str, Any]]:

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench import statistics
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import origins, verdicts
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.intervals import turns_of, unpaired_ratio
 from moe_routing_kernels.errors import bad
 
 UNKNOWN_FLOOR = 0.02  # of |ln ratio|: assumed for a run without twins
@@ -27,6 +27,8 @@ COLUMNS = (
     "reason",
     "median_us",
     "block_medians_us",
+    "block_turns",
+    "turns",
     "flops",
     "copy_gb_per_s",
     "peak_tflops",
@@ -136,7 +138,14 @@ def _row(one: dict, drifts: bool) -> dict[str, object]:
         return found | (
             {"verdict": LOST, "reason": reason} if ok["before"] else {"verdict": GAINED} if ok["after"] else {}
         )
-    ratio = statistics.unpaired_ratio(*(_blocks(one, side) for side in ("before", "after")))
+    blocks = {side: _blocks(one, side) for side in ("before", "after")}
+    turns = {
+        side: turns_of(
+            {name: one.get(f"{name}_{side}") for name in ("turns", "block_turns")} | {"block_medians_us": found}
+        )
+        for side, found in blocks.items()
+    }
+    ratio = unpaired_ratio(blocks["before"], blocks["after"], (turns["before"], turns["after"]))
     floor = max(one["floor_before"], one["floor_after"], _drift(one) if drifts else 0.0)
     return (
         found | dict(zip(("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p"), ratio, strict=True)) | {"floor": floor}

@@ -2,7 +2,7 @@
 
 An implementation that takes part twice in a cell shows how far apart equals come out (A/A): by where their buffers lie, for
 example, which no interval over rounds sees. The noise floor is the 97.5th percentile of |ln ratio| over such twins, per bench and
-size class, and at least `LEAST`; with the 95th, 6 % of equals would be told apart, judged by the floor of the others. A pair is ``faster`` or ``slower`` when its paired interval excludes 1, its p stays significant after
+size class, more for few twins, and at least `LEAST`; with the 95th, 6 % of equals would be told apart, judged by the floor of the others. A pair is ``faster`` or ``slower`` when its paired interval excludes 1, its p stays significant after
 Benjamini and Hochberg (1995, J. R. Stat. Soc. B 57) over all pairs of the run, and the gap exceeds the floor; ``same`` when the whole
 interval lies within the floor; else ``undecided``.
 """
@@ -18,6 +18,7 @@ LEAST = 0.005  # of |ln ratio|: what no twins can take a floor below
 LEAST_TWINS = 5  # fewer say nothing of a percentile: those of a wider class are taken
 RATE = 0.05  # of false discoveries among the pairs called faster or slower
 QUANTILE = 0.975
+MANY_TWINS = 19  # from which on that quantile bounds the gap of one more pair of equals in 95 % of the cases, whatever gaps are like
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
 CLASSES = (
     (0.0, "under 10 µs"),
@@ -39,8 +40,16 @@ def twins(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def floor(gaps: pd.Series) -> float:
-    """The noise floor that these gaps of twins give."""
-    return max(LEAST, float(np.quantile(gaps, QUANTILE, method="higher")))
+    """The noise floor that these gaps of twins give, which the gap of one more pair of equals exceeds in 5 % of the cases at most.
+
+    The 97.5th percentile of m gaps, rounded up to one of them: of the ranks that the next may have among m + 1, at most one in twenty
+    is above, whatever the distribution is. The largest of fewer than 19 is not enough: then the floor is at least their root mean square
+    times Student's t with m / 2 degrees of freedom. Normal gaps would have m; half as many hold for tails as heavy as those of t with 2.
+    """
+    found = [LEAST, float(np.quantile(gaps, QUANTILE, method="higher"))]
+    if len(gaps) < MANY_TWINS:
+        found.append(float(np.sqrt(np.mean(np.square(gaps))) * stats.t.ppf(1 - RATE / 2, len(gaps) / 2)))
+    return max(found)
 
 
 def floors(rows: pd.DataFrame, known: pd.DataFrame | None = None) -> pd.Series:

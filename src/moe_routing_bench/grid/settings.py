@@ -34,7 +34,7 @@ class Settings:
     max_seconds: Annotated[Amount, "sampling time of all implementations of a cell together"] = 3.0
     turn_seconds: Annotated[
         Amount,
-        "time that an implementation keeps the GPU busy before its samples count, where the power limit sets the clock",
+        "where the power limit sets the clock, three times the untimed work before each of six turns",
     ] = 1.0
     wall_calls: Annotated[Count, "calls that are timed by the wall clock"] = 10
     cpu_threads: Annotated[

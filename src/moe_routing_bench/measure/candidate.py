@@ -33,6 +33,7 @@ class Candidate:
     powers: list[float | None] = field(default_factory=list)
     slow: list[int] = field(default_factory=list)
     spans: list[float] = field(default_factory=list)  # of each block, from its begin to its end, µs
+    turns: list[int] = field(default_factory=list)  # of each block, the number of its long turn; empty in short turns
     energies: list[float] = field(
         default_factory=list
     )  # of a call, in each long turn, mJ; none where the board does not count
@@ -53,3 +54,4 @@ class Candidate:
         """Drop what was sampled, to sample again."""
         for entry in self.entries:
             entry.blocks, entry.clocks, entry.powers, entry.slow, entry.energies, entry.spans = [], [], [], [], [], []
+            entry.turns = []

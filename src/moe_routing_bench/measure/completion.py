@@ -8,6 +8,7 @@ from typing import Any
 
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint
+from moe_routing_bench.ceilings import mixed_gb_per_s
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.formats import FORMATS
@@ -59,14 +60,17 @@ def derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     """Rates, shares of the measured ceilings, and the plausibility check."""
     cell, seconds = job.cell, row["median_us"] / 1e6
     gb_per_s, tflops = row["compulsory_bytes"] / seconds / 1e9, row["flops"] / seconds / 1e12
-    roofline_us = max(row["compulsory_bytes"] / row["copy_gb_per_s"] / 1e3, row["flops"] / row["peak_tflops"] / 1e6)
     fields = {
         "tokens_per_s": cell.tokens / seconds,
         "gb_per_s": gb_per_s,
         "share_of_copy": gb_per_s / row["copy_gb_per_s"],
-        "roofline_us": roofline_us,
-        "share_of_roofline": roofline_us / row["median_us"],
+        "mixed_gb_per_s": mixed_gb_per_s(row),
     }
+    floors = [row["flops"] / row["peak_tflops"] / 1e6] if row["flops"] else []
+    if fields["mixed_gb_per_s"]:
+        floors.append(row["compulsory_bytes"] / fields["mixed_gb_per_s"] / 1e3)
+    if floors:
+        fields |= {"roofline_us": max(floors), "share_of_roofline": max(floors) / row["median_us"]}
     for stream in ("stream", "short_stream"):
         if row.get(f"{stream}_gb_per_s"):
             fields[f"share_of_{stream}"] = gb_per_s / row[f"{stream}_gb_per_s"]

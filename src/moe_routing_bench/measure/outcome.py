@@ -5,18 +5,17 @@ from typing import Any
 
 import torch
 
-from moe_routing_bench import statistics
+from moe_routing_bench import intervals, statistics
 from moe_routing_bench.grid.cell import Job
+from moe_routing_bench.measure.blocks import kept, summary
 from moe_routing_bench.measure.candidate import Candidate
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.measure.sampling import kept
 from moe_routing_bench.workload.rows import row_layout
 
 
 def row(candidate: Candidate) -> dict[str, object]:
     """Row fields of one implementation; samples of blocks that do not count are kept apart, with the reason."""
     counts = kept(candidate)
-    good = [b for b, keep in zip(candidate.blocks, counts, strict=True) if keep]
     aside = [s for b, keep in zip(candidate.blocks, counts, strict=True) if not keep for s in b]
     reason = "a hardware slowdown bit" if aside else None
     checked = {
@@ -32,7 +31,7 @@ def row(candidate: Candidate) -> dict[str, object]:
         {"status": "ok", "set_aside": len(aside), "set_aside_samples_us": aside, "set_aside_reason": reason}
         | checked
         | candidate.fields
-        | statistics.summarize(good)
+        | summary(candidate)
     )
 
 
@@ -64,20 +63,26 @@ def twins(alive: list[Candidate], rows: dict[str, dict]) -> None:
 
 
 def _ratio(column: str, base: Candidate, candidate: Candidate) -> dict[str, float | None]:
-    """Time of `base` over that of `one`, its interval and p, paired within the rounds in which both blocks count."""
-    rounds = list(zip(base.blocks, candidate.blocks, kept(base), kept(candidate), strict=True))
-    pairs = [(median(b), median(o)) for b, o, *both in rounds if all(both)]
-    pairs = pairs or [(median(b), median(o)) for b, o, *_ in rounds]
-    ratio = statistics.paired_ratio([b for b, _ in pairs], [o for _, o in pairs])
+    """Time of `base` over that of `candidate`, its interval and p, paired within the rounds in which both blocks count."""
+    both = [all(pair) for pair in zip(kept(base), kept(candidate), strict=True)]
+    counts = both if any(both) else [True] * len(both)
+    medians = [
+        [median(block) for block, keep in zip(entry.blocks, counts, strict=True) if keep] for entry in (base, candidate)
+    ]
+    turns = [turn for turn, keep in zip(base.turns, counts, strict=True) if keep] if base.turns else None
+    ratio = intervals.paired_ratio(medians[0], medians[1], turns)
     return dict(zip((column, f"{column}_ci_low", f"{column}_ci_high", f"{column}_p"), ratio, strict=True))
 
 
 def routing(job: Job, definition: Any, sets: Sets) -> dict[str, object]:
-    """Realised loads, drops and gate entropy of the first draw."""
-    first, layout = sets.base[0], row_layout(job.cell)
-    known = definition.assignment(job.cell, first.inputs, first.expected)
+    """Realised loads, drops and gate entropy of the first draw; and the mean of active experts over the timed sets, whose weights the mean
+    of `read_bytes` is of."""
+    layout = row_layout(job.cell)
+    assignments = [definition.assignment(job.cell, drawn.inputs, drawn.expected) for drawn in sets.base]
+    known, active = assignments[0], [len(assignment.ids.unique()) for assignment in assignments]
     loads = torch.bincount(known.ids.reshape(-1).long(), minlength=layout.experts).tolist()
     balance = statistics.load_statistics(loads)
+    balance["mean_active_experts"] = mean(active[i % len(active)] for i in range(len(sets)))
     kept = sum(min(load, layout.limit) for load in loads)
     balance |= {"drop_rate": 1 - kept / sum(loads), "capacity": layout.capacity}
     if known.inverse is not None:

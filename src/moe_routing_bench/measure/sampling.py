@@ -10,15 +10,19 @@ from typing import Any
 
 import torch
 
-from moe_routing_bench import statistics
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import blocks
 from moe_routing_bench.measure.candidate import Candidate
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.verify import verify
 
 _LONG_BLOCK_US = 25_000.0
 _REST_SECONDS = 1.0  # after long turns: the clock that the power limit has lowered rises within a third of a second
+TURNS = 6  # of two, nothing is known of how far turns differ; an even number, for orders and their opposites
+# Until the card is in the state of the work: blocks of layers show no trend after a tenth of a second (H200).
+_SETTLING_SECONDS = 0.3
+_ASK_SECONDS = 0.05
 _LIMITED_BLOCK_US = 100_000.0  # under the power limit the clock swings within a third of a second (H200)
 Guarded = Callable[[str, str, Callable[[], object]], bool]  # (implementation, step, action) -> whether it went well
 
@@ -74,12 +78,15 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
 def _rounds(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded) -> str:
     """A block of each per round, in random order, until all have converged or a cap is met; says which.
 
+    Whether they have is looked at after `min_blocks` rounds, and each time that there are twice as many: every look is a chance to stop
+    at an interval that is narrow by luck. Where `max_seconds` would end before `min_blocks` rounds, blocks have fewer samples.
+
     Before two rounds that cannot be foreseen, every implementation is checked again: before one of the first `min_blocks`, which
     is always reached, and before a later one.
     """
     settings, order = job.settings, random.Random(job.hash)
     surprises = {secrets.randbelow(settings.min_blocks), settings.min_blocks + secrets.randbelow(settings.max_blocks)}
-    start, rounds = perf_counter(), 0
+    start, rounds, look, share = perf_counter(), 0, settings.min_blocks, 1.0
     while alive:
         if rounds in surprises:
             begin = perf_counter()
@@ -91,53 +98,67 @@ def _rounds(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Gua
                 lambda candidate: verify(job, candidate, sets),
             )
             start += perf_counter() - begin  # the time cap is on samples
-        entries = _entries(alive)
+        entries, begin = _entries(alive), perf_counter()
         _each(
             alive,
             order.sample(entries, len(entries)),
             guarded,
             "sampling",
-            lambda candidate: _block(candidate, gpu, candidate.samples_per_block),
+            lambda candidate, share=share: _block(candidate, gpu, max(1, int(share * candidate.samples_per_block))),
         )
         rounds += 1
-        if rounds >= settings.min_blocks and rounds % 5 == 0:
+        if rounds == 1 and perf_counter() > begin:
+            share = min(1.0, settings.max_seconds / settings.min_blocks / (perf_counter() - begin))
+        if rounds == look:
             if all(_width(candidate) <= settings.target_half_width for candidate in alive):
                 return "converged"
-            if rounds >= settings.max_blocks:
-                return "block cap"
+            look = min(2 * look, settings.max_blocks)
+        if rounds >= settings.max_blocks:
+            return "block cap"
         if rounds >= 3 and perf_counter() - start > settings.max_seconds:
             return "time cap"
     return "nothing left"
 
 
 def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded) -> str:
-    """Two long turns of each, the second time in the opposite order; says so.
+    """Six long turns of each, in three orders drawn at random, each followed by its opposite: a steady drift moves none, and what the one
+    before leaves behind differs from turn to turn, so that the interval over turns sees it.
 
-    A turn begins with `turn_seconds` of the same work, untimed. Before a block that cannot be foreseen, in one of its two turns, an
-    implementation is checked, and kept busy for half of that again. Blocks are long, and longer where the limit bound in that turn.
-    The energy of a call is that of the second half of the work that is not timed: the board's counter lags by up to a tenth of a
-    second, at the end of that half as at its beginning.
+    A turn begins with untimed work. Before a block that cannot be foreseen, in one of its turns, an implementation is checked, and
+    kept busy for half of that again. Blocks are long, and longer where the limit bound in that turn. The energy of a call is that of
+    the second half of the untimed work: the board's counter lags by up to a tenth of a second, at the end of that half as at its
+    beginning. The first turn of all begins with `turn_seconds` of work, because the card has rested.
     """
-    settings, entries = job.settings, _entries(alive)
-    order = random.Random(job.hash).sample(entries, len(entries))
-    blocks = -(-settings.min_blocks // 2)
-    surprises = {id(entry): secrets.randbelow(2 * blocks) for _, entry in entries}
+    settings, entries, generator = job.settings, _entries(alive), random.Random(job.hash)
+    count, untimed = -(-settings.min_blocks // TURNS), _untimed_seconds(settings)
+    surprises = {id(entry): secrets.randbelow(TURNS * count) for _, entry in entries}
 
-    def turn(entry: Candidate) -> None:
-        _kept_busy(entry, settings.turn_seconds / 2)  # until the heat of the one before is gone
+    def turn(entry: Candidate, number: int) -> None:
+        _kept_busy(entry, untimed / 2)  # until the heat of the one before is gone
         before = gpu.energy_mj()
-        limited, samples = _kept_busy(entry, settings.turn_seconds / 2, gpu.power_capped)
+        limited, samples = _kept_busy(entry, untimed / 2, gpu.power_capped)
         if before is not None:
             entry.energies.append((gpu.energy_mj() - before) / (samples * entry.timer.calls))
-        for _ in range(blocks):
+        for _ in range(count):
             if len(entry.blocks) == surprises[id(entry)]:
                 verify(job, entry, sets)
-                _kept_busy(entry, settings.turn_seconds / 2)
+                _kept_busy(entry, untimed / 2)
             _block(entry, gpu, 1, _LIMITED_BLOCK_US if limited else _LONG_BLOCK_US)
+            entry.turns.append(number)
 
-    for ordered in (order, order[::-1]):
-        _each(alive, ordered, guarded, "sampling", turn)
-    return "two long turns"
+    order: list[tuple[Candidate, Candidate]] = []
+    for number in range(TURNS):
+        order = order[::-1] if number % 2 else generator.sample(entries, len(entries))
+        if number == 0:
+            first = functools.partial(_kept_busy, seconds=settings.turn_seconds)
+            _each(alive, order[:1], guarded, "sampling", first)
+        _each(alive, order, guarded, "sampling", functools.partial(turn, number=number))
+    return f"{TURNS} long turns"
+
+
+def _untimed_seconds(settings: Settings) -> float:
+    """Work before the blocks of a long turn: over all turns twice `turn_seconds`, unless a turn is too short to settle in."""
+    return min(settings.turn_seconds, max(2 * settings.turn_seconds / TURNS, _SETTLING_SECONDS))
 
 
 def _entries(alive: list[Candidate]) -> list[tuple[Candidate, Candidate]]:
@@ -150,7 +171,7 @@ def _each(
     entries: list[tuple[Candidate, Candidate]],
     guarded: Guarded,
     step: str,
-    action: Callable[[Candidate], None],
+    action: Callable[[Candidate], object],
 ) -> None:
     """Do something with each entry; a candidate with an entry that fails is out."""
     for candidate, entry in entries:
@@ -161,11 +182,17 @@ def _each(
 def _kept_busy(
     candidate: Candidate, seconds: float, seen: Callable[[], bool] = lambda: False, stop: bool = False
 ) -> tuple[bool, int]:
-    """Run untimed samples for `seconds`, or with `stop` until `seen()` holds; returns whether it held, and the number of samples."""
-    end, ever, count = perf_counter() + seconds, False, 0
+    """Sample untimed for so long, with `stop` until `seen` at most; returns whether it was seen, and how many samples there were.
+
+    `seen` asks the driver, during which the card may rest: rarely, and not in the last moments before samples that count.
+    """
+    begin, ever, count = perf_counter(), False, 0
+    end, ask = begin + seconds, begin + min(_ASK_SECONDS, seconds / 3)
     while perf_counter() < end and not (stop and ever):
         candidate.timer.sample()
-        ever, count = seen() or ever, count + 1
+        count += 1
+        if ask <= perf_counter() < end - min(_ASK_SECONDS, seconds / 3):
+            ever, ask = seen() or ever, perf_counter() + _ASK_SECONDS
     return ever, count
 
 
@@ -183,13 +210,5 @@ def _block(entry: Candidate, gpu: Any, least: int, least_us: float = 0.0) -> Non
 
 
 def _width(candidate: Candidate) -> float:
-    return statistics.half_width([sorted(b)[len(b) // 2] for b in candidate.blocks])
-
-
-def kept(candidate: Candidate) -> list[bool]:
-    """Which blocks count: not those with a slowdown bit, unless that would leave none.
-
-    A low clock alone is no reason: under the power limit it is the state that such work is in.
-    """
-    good = [not slow for slow in candidate.slow]
-    return good if any(good) else [True] * len(good)
+    """The wider half-width of the published intervals of a candidate and of its twin."""
+    return max(blocks.half_width(entry) for entry in candidate.entries)

@@ -20,6 +20,7 @@ from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import calibration, outcome, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
+from moe_routing_bench.measure.footprint import allocated, footprint
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.sampling import power_limited, sample, settle, warm_up
 from moe_routing_bench.measure.verify import clocks, genuine, surroundings, undisturbed, unharmed, verify
@@ -192,16 +193,14 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
         raise Failure("unsupported", reason)
     if damage := sets.damage():
         raise Tainted(damage)
-    calls = [bench.bind(name, job.cell, i | o) for i, o in zip(sets.inputs, sets.outputs, strict=True)]
+    before = allocated(device)
+    tensors = [i | o for i, o in zip(sets.inputs, sets.outputs, strict=True)]
+    calls = [bench.bind(name, job.cell, tensors[0])]
     candidate = Candidate(name, calls, fields={"layout": job.cell.get("layout") or bench[name].layout})
     send(("at", name, "warming up"))
+    candidate.fields |= footprint(before, calls[0])
+    calls += [bench.bind(name, job.cell, others) for others in tensors[1:]]
     warmup_calls = warm_up(candidate, job.settings.warmup_ms, device)
-    if device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-        allocated = torch.cuda.memory_allocated()
-        calls[0]()
-        torch.cuda.synchronize()
-        candidate.fields["peak_memory_bytes"] = torch.cuda.max_memory_allocated() - allocated
     candidate.timer = timers.device_timer(calls, job.settings.interval_us, device)
     send(("at", name, "checking"))
     unharmed(sets)

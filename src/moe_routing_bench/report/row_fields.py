@@ -16,6 +16,7 @@ LEFT_OUT = (
     "samples_us",
     "set_aside_samples_us",
     "block_medians_us",
+    "block_turns",
     "block_clocks_mhz",
     "block_powers_w",
     "expert_load",
@@ -47,12 +48,12 @@ _GROUPS = (
         "Limits",
         "roofline_us share_of_roofline compulsory_bytes read_bytes write_bytes gb_per_s bw_gibps_strict bytes_per_token_strict share_of_copy "
         "share_of_stream share_of_short_stream flops tflops share_of_peak share_of_sustained over_dense dense_us copy_gb_per_s read_gb_per_s write_gb_per_s "
-        "stream_gb_per_s short_stream_gb_per_s peak_tflops sustained_tflops launch_us graph_node_us calibration_drift peak_memory_bytes",
+        "stream_gb_per_s short_stream_gb_per_s peak_tflops sustained_tflops launch_us graph_node_us calibration_drift peak_memory_bytes workspace_bytes transient_bytes mixed_gb_per_s",
     ),
     ("Checks", "rel_l2_error max_abs_error tolerance mismatches ties check_nonce"),
     (
         "Routing",
-        "rows padding_waste load_cv load_max_over_mean load_gini active_experts dead_experts drop_rate token_drop_rate gate_entropy "
+        "rows padding_waste load_cv load_max_over_mean load_gini active_experts dead_experts mean_active_experts drop_rate token_drop_rate gate_entropy "
         "zipf_exponent capacity",
     ),
 )

@@ -64,7 +64,8 @@ _KINDS = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 AXIS_COLUMNS: dict[str, pa.DataType] = {axis.name: _KINDS[axis.kind] for axis in AXES.values()}
 COLUMNS: dict[str, pa.DataType] = IDENTITY | AXIS_COLUMNS | MEASURED
 SCHEMA = pa.schema(list(COLUMNS.items()))
-WITHDRAWN = ("peak_memory_bytes",)  # what rows hold and is not true of them: null wherever rows are read
+# What rows hold and is not true of them, unless they have the other column too: null wherever rows are read.
+WITHDRAWN = {"peak_memory_bytes": "workspace_bytes"}
 _CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 
 
@@ -97,8 +98,19 @@ def read(path: Path) -> pa.Table:
     if not len(table):
         raise bad("measurements", f"no rows in {path}", "at least one", again)
     for name in WITHDRAWN:
-        table = table.set_column(table.column_names.index(name), name, pa.nulls(len(table), COLUMNS[name]))
+        table = table.set_column(table.column_names.index(name), name, _true(table, name))
     return table.select(list(COLUMNS))
+
+
+def _true(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+    """A column, null in the rows in which it is withdrawn."""
+    nulls = pa.nulls(len(table), COLUMNS[name])
+    if WITHDRAWN.get(name, name) not in table.column_names:
+        return nulls
+    if name not in WITHDRAWN:
+        return table[name]
+    known = zip(table[name].to_pylist(), table[WITHDRAWN[name]].to_pylist(), strict=True)
+    return pa.array([value if other is not None else None for value, other in known], COLUMNS[name])
 
 
 def frame(table: pa.Table) -> "pd.DataFrame":
@@ -130,9 +142,7 @@ def read_some(source: Path | BinaryIO, columns: Sequence[str], name: str = "") -
         column for column in ("bench", "implementation", "status", "median_us") if column not in table.column_names
     ]:
         raise bad(f"columns of {name}", f"no {absent[0]}", "rows of this benchmark")
-    known = set(table.column_names)
-    known -= set(WITHDRAWN)
-    arrays = [table[column] if column in known else pa.nulls(len(table), COLUMNS[column]) for column in columns]
+    arrays = [_true(table, column) for column in columns]
     return pa.table(arrays, names=list(columns))
 
 

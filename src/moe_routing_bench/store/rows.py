@@ -52,6 +52,7 @@ MEASURED: dict[str, pa.DataType] = {
     "samples_us": pa.list_(_F),
     "set_aside_samples_us": pa.list_(_F),
     "block_medians_us": pa.list_(_F),
+    "block_turns": pa.list_(_I),
     "wall_median_us": _F,
     "warm_median_us": _F,
     "stage_us": _STAGES,
@@ -85,6 +86,7 @@ MEASURED: dict[str, pa.DataType] = {
     "share_of_peak": _F,
     "share_of_sustained": _F,
     "over_dense": _F,
+    "mixed_gb_per_s": _F,
     "roofline_us": _F,
     "share_of_roofline": _F,
     "speedup": _F,
@@ -112,6 +114,8 @@ MEASURED: dict[str, pa.DataType] = {
     "again_ci_low_us": _F,
     "again_ci_high_us": _F,
     "peak_memory_bytes": _I,
+    "workspace_bytes": _I,
+    "transient_bytes": _I,
     "rows": _I,
     "padding_waste": _F,
     # routing, of the first input set
@@ -121,6 +125,7 @@ MEASURED: dict[str, pa.DataType] = {
     "load_gini": _F,
     "active_experts": _I,
     "dead_experts": _I,
+    "mean_active_experts": _F,
     "drop_rate": _F,
     "token_drop_rate": _F,
     "gate_entropy": _F,
@@ -181,7 +186,7 @@ MEASURED: dict[str, pa.DataType] = {
 LATER = (
     *("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token", "dense_us", "over_dense"),
     *("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "plugin", "plugin_fingerprint"),
-    "busy_share",
+    *("busy_share", "block_turns", "workspace_bytes", "transient_bytes", "mixed_gb_per_s", "mean_active_experts"),
 )
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 

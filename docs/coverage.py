@@ -1,0 +1,189 @@
+"""Coverage of intervals, false verdicts on equals and power, by simulation: `python docs/coverage.py` writes docs/coverage.csv.
+
+Each kind of noise is simulated as the protocol sees it: twenty rounds of short turns, or forty where the interval is not narrow yet, or
+six long turns of four blocks. `stored_tables.coverage` makes the table of docs/method.md from the file.
+"""
+
+import csv
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from moe_routing_bench.comparison import verdicts
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.intervals import half_width, paired_ratio, time_interval
+from moe_routing_bench.measure.sampling import TURNS
+
+OUT = Path(__file__).with_name("coverage.csv")
+SEED = 49
+ROUNDS, MOST = Settings.min_blocks, Settings.max_blocks
+PER_TURN = -(-ROUNDS // TURNS)
+SLOWER = (1.0, 1.01, 1.02, 1.05)  # equals, and slowdowns to be found
+TWINS = 30  # of a run, and pairs of each slowdown
+Draw = Callable[
+    [np.random.Generator, int], np.ndarray
+]  # noise of so many blocks, or of the blocks of so many turns, in units of `scale`
+
+
+@dataclass(frozen=True)
+class Noise:
+    """`own` noise of each implementation and `shared` noise of a round, in shares of the time: `scale` times the draw. `placed`: the
+    spread of a constant of each entry, as from where its buffers lie, drawn from t with `tails` degrees of freedom."""
+
+    name: str
+    own: Draw
+    shared: Draw = lambda generator, n: np.zeros(n)
+    scale: float = 0.002
+    placed: float = 0.0005
+    tails: float = np.inf
+    long: bool = False
+
+
+def chained(r: float) -> Draw:
+    """N(0, 1) values, each correlated with the one before."""
+
+    def draw(generator: np.random.Generator, n: int) -> np.ndarray:
+        values = generator.normal(size=n)
+        for i in range(1, n):
+            values[i] = r * values[i - 1] + np.sqrt(1 - r * r) * values[i]
+        return values
+
+    return draw
+
+
+def drift(generator: np.random.Generator, n: int) -> np.ndarray:
+    """A slope, of 3 units over the rounds in the root mean square, with white noise."""
+    return generator.normal() * 3 * np.linspace(-0.5, 0.5, n) + generator.normal(size=n)
+
+
+def step(generator: np.random.Generator, n: int) -> np.ndarray:
+    """A step of 3 units at a random round, with white noise; zero in the mean over time."""
+    level = 3.0 * (np.arange(n) >= generator.integers(1, n))
+    return level - level.mean() + generator.normal(size=n)
+
+
+def spikes(generator: np.random.Generator, n: int) -> np.ndarray:
+    """White noise, and a tenth of the blocks is longer by about 10 units; zero in the median."""
+    return generator.normal(size=n) + 10 * np.abs(generator.normal(size=n)) * (generator.random(n) < 0.1) - 0.139
+
+
+def turned(spread: float, r: float = 0.0, tails: float = np.inf) -> Draw:
+    """Blocks of long turns: a constant of each turn, of this spread, and N(0, 1) values within it that are correlated."""
+
+    def draw(generator: np.random.Generator, turns: int) -> np.ndarray:
+        levels = generator.standard_t(tails, turns) if np.isfinite(tails) else generator.normal(size=turns)
+        return np.concatenate([spread * level + chained(r)(generator, PER_TURN) for level in levels])
+
+    return draw
+
+
+def heated(generator: np.random.Generator, turns: int) -> np.ndarray:
+    """White noise, a slope of 3 units over the cell, and the place of a turn in its order: first in one, last in the next."""
+    order, slope, found = generator.random(), generator.normal() * 3, []
+    for turn in range(turns):
+        order = 1 - order if turn % 2 else generator.random()
+        found.append(slope * ((turn + order) / turns - 0.5) + generator.normal(size=PER_TURN))
+    return np.concatenate(found)
+
+
+def white(generator: np.random.Generator, n: int) -> np.ndarray:
+    """Independent N(0, 1) values."""
+    return generator.normal(size=n)
+
+
+def heavy(generator: np.random.Generator, n: int) -> np.ndarray:
+    """Independent values of Student's t with 2 degrees of freedom, whose variance is infinite."""
+    return generator.standard_t(2, n)
+
+
+NOISES = (
+    Noise("independent", white),
+    Noise("correlated, r = 0.3", chained(0.3)),
+    Noise("correlated, r = 0.6", chained(0.6)),
+    Noise("correlated, r = 0.8", chained(0.8)),
+    Noise("correlated, r = 0.9", chained(0.9)),
+    Noise("r = 0.8, shared by a round", white, lambda g, n: 5 * chained(0.8)(g, n)),
+    Noise("slow drift", drift),
+    Noise("a step", step),
+    Noise("heavy tails", heavy),
+    Noise("spikes", spikes),
+    Noise("r = 0.9 under white noise", lambda g, n: chained(0.9)(g, n) + white(g, n)),
+    Noise("heavy placement", white, placed=0.001, tails=2),
+    Noise("long turns, alike", turned(0.0), scale=0.01, long=True),
+    Noise("long turns that differ", turned(1.0, 0.3), scale=0.01, long=True),
+    Noise("long turns that differ, heavy tails", turned(1.0, 0.3, 2), scale=0.01, long=True),
+    Noise("long turns, r = 0.9 within", turned(0.0, 0.9), scale=0.01, long=True),
+    Noise("long turns, drift", heated, scale=0.01, long=True),
+    Noise("long turns, as layers", turned(0.2, 0.2), scale=0.012, long=True),
+)
+
+
+def pair(noise: Noise, generator: np.random.Generator, slower: float = 1.0) -> dict[str, object]:
+    """A pair of implementations as the protocol would measure it: whether both intervals cover the truth, and the columns of the ratio."""
+    t = generator.standard_t(noise.tails, 2) if np.isfinite(noise.tails) else generator.normal(size=2)
+    truths = np.exp(noise.placed * t) * 100 * np.array([1.0, slower])
+    if noise.long:
+        turns = [number for number in range(TURNS) for _ in range(PER_TURN)]
+        times = [truth * np.exp(noise.scale * noise.own(generator, TURNS)) for truth in truths]
+        ends = [time_interval(one, turns) for one in times]
+    else:
+        turns, whole = None, noise.scale * noise.shared(generator, MOST)
+        own = [noise.own(generator, MOST) for _ in truths]
+        for n in (ROUNDS, MOST):
+            # the truth is that of the rounds that were sampled: drifts and steps go on
+            times = [
+                truth
+                * np.exp(whole[:n] + noise.scale * (one[:n] - (one[:n].mean() if noise.own in (drift, step) else 0)))
+                for truth, one in zip(truths, own, strict=True)
+            ]
+            ends = [time_interval(one) for one in times]
+            if all(half_width(end, 100) <= Settings.target_half_width for end in ends):
+                break
+    (low, high), truth = ends[0], truths[0]
+    ratio = paired_ratio(times[0], times[1], turns)
+    return dict(zip(("", "_ci_low", "_ci_high", "_p"), ratio, strict=True)) | {
+        "covers": low <= truth <= high,
+        "ratio_covers": ratio[1] <= truths[0] / truths[1] <= ratio[2],
+        "width": half_width((low, high), 100),
+    }
+
+
+def run(noise: Noise, generator: np.random.Generator) -> pd.DataFrame:
+    """The pairs of a run, judged by the noise floor of its twins."""
+    twins = [abs(np.log(pair(noise, generator)[""])) for _ in range(TWINS)]
+    found = pd.DataFrame(
+        [pair(noise, generator, slower) | {"slower": slower} for slower in SLOWER for _ in range(TWINS)]
+    )
+    floor = pd.Series(verdicts.floor(pd.Series(twins)), found.index)
+    return found.assign(verdict=verdicts.of_pairs(found, "", floor))
+
+
+def simulated(noise: Noise, runs: int, seed: int = SEED) -> dict[str, object]:
+    """A line of the table: shares of all pairs of so many runs."""
+    generator = np.random.default_rng([seed, *noise.name.encode()])
+    found = pd.concat([run(noise, generator) for _ in range(runs)])
+    told = found["verdict"].isin([verdicts.FASTER, verdicts.SLOWER]).groupby(found["slower"]).mean()
+    return {
+        "noise": noise.name,
+        "pairs": len(found),
+        "time": found["covers"].mean(),
+        "ratio": found["ratio_covers"].mean(),
+        "half-width": found["width"].median(),
+        "false": told[1.0],
+        **{f"{slower - 1:.0%}": told[slower] for slower in SLOWER[1:]},
+    }
+
+
+if __name__ == "__main__":
+    lines = [simulated(noise, int(sys.argv[1]) if sys.argv[1:] else 34) for noise in NOISES]
+    with OUT.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(lines[0]))
+        writer.writeheader()
+        writer.writerows(
+            {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in line.items()}
+            for line in lines
+        )

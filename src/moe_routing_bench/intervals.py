@@ -1,0 +1,171 @@
+"""Confidence intervals of times and of ratios of times, from the medians of blocks of samples. Pure numpy and scipy.
+
+Blocks are not independent, in two ways, and each has its interval:
+
+- *Short turns*, a block each: neighbours share clock and heat. A t-interval of the 20 % trimmed mean (Tukey and McLaughlin 1963, Sankhya
+  A 25; Yuen 1974, Biometrika 61), with as many values as would tell as much if they were independent.
+- *Long turns*, several blocks in a row: a turn has a state of its own, so only turns count, however many blocks they have. A t-interval
+  of the medians of turns (Ibragimov and Mueller 2010, J. Bus. Econ. Stat. 28), which holds for turns of unequal spread.
+
+`docs/coverage.py` simulates both; docs/method.md has the result. No block is deleted.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+CONFIDENCE = 0.95
+LEAST_BLOCKS = 3  # fewer have no interval: nothing is known of their spread
+FEW_TURNS = 3  # their spread is known so badly that it can look tiny by chance
+_TRIMMED = 0.2  # of the blocks, at either end
+_MOST_CORRELATION = 0.97
+_LEAST_FREEDOM = 1.0
+_LOSS = 1.75  # of freedom by correlation, which is known badly: chosen by simulation
+
+Ratio = tuple[float, float | None, float | None, float | None]
+
+
+class _Estimate(NamedTuple):
+    """A location: the median of the values, the centre of its interval, the centre's standard error, and the degrees of freedom."""
+
+    median: float
+    centre: float
+    error: float
+    freedom: float
+
+    @property
+    def half(self) -> float:
+        """Half the width of the 95 % interval about the centre."""
+        return float(stats.t.ppf((1 + CONFIDENCE) / 2, self.freedom)) * self.error
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The 95 % interval, which reaches to the median."""
+        return min(self.centre - self.half, self.median), max(self.centre + self.half, self.median)
+
+    @property
+    def p(self) -> float:
+        """Two-sided p of the location's being 0; without an error it is certain."""
+        return (
+            float(2 * stats.t.sf(abs(self.centre) / self.error, self.freedom))
+            if self.error
+            else float(self.centre == 0)
+        )
+
+    @property
+    def ratio(self) -> Ratio:
+        """The ratio whose logarithm this is, both ends of its interval, and p of its being 1."""
+        low, high = self.ends
+        return float(np.exp(self.median)), float(np.exp(low)), float(np.exp(high)), self.p
+
+
+def turns_of(row: Mapping[Any, Any]) -> list[int] | None:
+    """The turn of each block that a row keeps; None for short turns, where each block is one.
+
+    Rows from before `block_turns` had two long turns of as many blocks each.
+    """
+    if row.get("turns") != "long":
+        return None
+    known = row.get("block_turns")
+    if isinstance(known, Sequence | np.ndarray):  # pandas has a number where there is none
+        return [int(turn) for turn in known]
+    count = len(row["block_medians_us"])
+    return [int(2 * i >= count) for i in range(count)]
+
+
+def interval(values: Sequence[float], turns: Sequence[int] | None = None) -> tuple[float, float] | None:
+    """95 % confidence interval of the location of values (n,), in the order in which they were taken, in these turns; None where there are
+    too few: under 3 values, or one turn."""
+    found = _estimate(values, turns)
+    return found and found.ends
+
+
+def time_interval(block_medians: Sequence[float], turns: Sequence[int] | None = None) -> tuple[float, float] | None:
+    """`interval` of times, which are positive: that of their logarithms."""
+    found = interval(np.log(block_medians).tolist(), turns)
+    return found and (float(np.exp(found[0])), float(np.exp(found[1])))
+
+
+def half_width(ends: tuple[float | None, float | None], median: float) -> float:
+    """Half the width of an interval over the median; infinite where there is none."""
+    low, high = ends
+    return float("inf") if low is None or high is None else (high - low) / 2 / median
+
+
+def paired_ratio(baseline: Sequence[float], other: Sequence[float], turns: Sequence[int] | None = None) -> Ratio:
+    """Speed-up of `other` over `baseline`, both ends of its 95 % interval, and p of its being 1, from block medians paired
+    within rounds, or within long turns.
+
+    Interval and p are None where there are too few pairs or turns.
+    """
+    logs = np.log(np.asarray(baseline) / np.asarray(other))
+    found = _estimate(logs, turns)
+    return found.ratio if found else (float(np.exp(np.median(logs))), None, None, None)
+
+
+def unpaired_ratio(
+    before: Sequence[float],
+    after: Sequence[float],
+    turns: tuple[Sequence[int] | None, Sequence[int] | None] = (None, None),
+) -> Ratio:
+    """Median of `before` over that of `after`, both ends of the 95 % interval, and p of its being 1, from block medians that share no
+    rounds, each with its turns: a Welch interval of the logarithms.
+
+    Interval and p are None where either has too few.
+    """
+    logs = [np.log(side) for side in (before, after)]
+    median = float(np.median(logs[0]) - np.median(logs[1]))
+    a, b = (_estimate(side, turn) for side, turn in zip(logs, turns, strict=True))
+    if a is None or b is None:
+        return float(np.exp(median)), None, None, None
+    error = float(np.hypot(a.error, b.error))
+    freedom = error**4 / (a.error**4 / a.freedom + b.error**4 / b.freedom) if error else _LEAST_FREEDOM
+    return _Estimate(median, a.centre - b.centre, error, freedom).ratio
+
+
+def _estimate(values: Sequence[float] | np.ndarray, turns: Sequence[int] | None) -> _Estimate | None:
+    """The location of values (n,), or None where nothing is known of its error."""
+    values = np.asarray(values, float)
+    if len(values) < LEAST_BLOCKS:
+        return None
+    return _of_blocks(values) if turns is None else _of_turns(values, np.asarray(turns))
+
+
+def _of_blocks(values: np.ndarray) -> _Estimate:
+    """Blocks in a row: the trimmed mean, its variance from the Winsorised values, inflated by (1 + r) / (1 - r) for a correlation r of
+    neighbours.
+
+    The estimate of r is freed of its bias, -(1 + 3 r) / n (Kendall 1954, Biometrika 41), and clipped to 0 to 0.97. Freedom
+    falls faster than the number of independent values, n (1 - r) / (1 + r).
+    """
+    n = len(values)
+    trimmed = int(_TRIMMED * n)
+    ordered, kept = np.sort(values), n - 2 * trimmed
+    middle = ordered[trimmed : n - trimmed]
+    deviations = np.clip(values, middle[0], middle[-1])
+    deviations = deviations - deviations.mean()
+    squares = float(deviations @ deviations)
+    median, centre = float(np.median(values)), float(middle.mean())
+    if squares == 0 or middle[0] == middle[-1]:
+        return _Estimate(median, centre, 0.0, _LEAST_FREEDOM)  # any freedom: there is no error
+    r = float(deviations[:-1] @ deviations[1:]) / squares
+    r = min(max((r + 1 / n) / max(1 - 3 / n, 0.5), 0.0), _MOST_CORRELATION)
+    worth = (1 - r) / (1 + r)
+    error = float(np.sqrt(squares / (kept * (kept - 1)) / worth))
+    return _Estimate(median, centre, error, max(kept * worth**_LOSS - 1, _LEAST_FREEDOM))
+
+
+def _of_turns(values: np.ndarray, turns: np.ndarray) -> _Estimate | None:
+    """Blocks in long turns: the mean of the turns' medians. The interval of few turns is no narrower than that of the blocks within them."""
+    numbers = np.unique(turns)
+    if len(numbers) < 2:
+        return None
+    medians = np.array([np.median(values[turns == number]) for number in numbers])
+    median, count = float(np.median(values)), len(medians)
+    found = _Estimate(median, float(medians.mean()), float(medians.std(ddof=1) / np.sqrt(count)), count - 1.0)
+    if count > FEW_TURNS:
+        return found
+    within = _of_blocks(values - medians[np.searchsorted(numbers, turns)])
+    return found._replace(error=within.error, freedom=within.freedom) if within.half > found.half else found
