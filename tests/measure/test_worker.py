@@ -65,6 +65,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     for module in (timers, sampling):
         monkeypatch.setattr(module, "perf_counter", found)
+    timed = timers.HostTimer._timed  # which has its clocks at hand
+    monkeypatch.setattr(timed, "__defaults__", (found, *timed.__defaults__[1:]))
+    monkeypatch.setattr(timers.HostTimer, "elsewhere", lambda timer: 0.0)  # processors go by another clock
     monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self: dict(CEILINGS))
     return found
 
