@@ -393,3 +393,9 @@ def test_an_interval_has_the_digits_that_tell_its_ends_apart():
     assert [times(*one) for one in known] == said
     assert [times(one, math.nan, math.nan) for one in (2.0, 123.4)] == ["2.00x", "123x"], "without an interval"
     assert headlines._apart(0.9028, 0.9026, 0.903) == "90.28% [90.26%, 90.30%]"
+
+
+def test_the_middle_of_an_even_number_is_the_lower_one():
+    table = pd.DataFrame({"best_speedup": [4.0, 1.0, 3.0, 2.0]})
+    assert headlines._middle(table, "best_speedup")["best_speedup"] == 2
+    assert headlines._middle(table.iloc[1:], "best_speedup")["best_speedup"] == 2

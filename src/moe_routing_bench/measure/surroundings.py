@@ -46,7 +46,7 @@ def _flags(place: str, *names: str) -> Iterator[Setting]:
     """Flags of a part of `torch.backends`, those that this torch has. torch refuses to read some while others contradict them."""
     part: Any = torch.backends
     for step in place.split(".") if place else ():
-        part = getattr(part, step)
+        part = getattr(part, step, None)
     path = f"torch.backends.{place}" if place else "torch.backends"
 
     def ask(name: str) -> Any:
