@@ -396,3 +396,28 @@ def test_an_edited_trace_of_equal_size_is_read_again(tmp_path) -> None:
     assert (path.stat().st_size, path.stat().st_ino) == (known.st_size, known.st_ino)
     with pytest.raises(UserError):
         expand._check_trace(path, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "got"),
+    [
+        ({"expert_ids": [[0, 2], [1, 0]]}, "ids 0 to 2"),
+        ({"expert_ids": [[0, -1], [1, 0]]}, "ids -1 to 1"),
+        ({"expert_ids": [[0, 1], [1, 0]], "layer": [3, 4]}, "different values of 'layer'"),
+        ({"expert_ids": [[0, None], [1, 0]]}, "rows of other lengths"),
+        ({"expert_ids": [[0, 1], None]}, "rows of other lengths"),
+        ({"expert_ids": [[0, 1, 0, 1]]}, "1 rows"),
+        ({"expert_ids": [[1, 1], [1, 0]]}, "holds an expert twice"),
+    ],
+)
+def test_a_trace_that_just_misses_is_refused(columns: dict, got: str, tmp_path: Path) -> None:
+    """Two tokens of two of two experts."""
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match=got):
+        trace.read(tmp_path / "t.parquet", 2, 2, 2)
+
+
+def test_an_expert_twice_is_found_wherever_it_is(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"expert_ids": [[0, 1, 0]]}), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="twice"):
+        trace.read(tmp_path / "t.parquet", 1, 3, 3)
