@@ -6,7 +6,7 @@ from itertools import product
 import pandas as pd
 import pytest
 
-from moe_routing_bench.figures import capacity
+from moe_routing_bench.figures import capacity, training_points
 
 
 def run(**values: object) -> dict[str, object]:
@@ -36,3 +36,9 @@ def test_the_floor_is_the_mean_over_all_loads(factor: float, tokens: int, top_k:
     for taken in product((0, 1), repeat=tokens):
         over += p ** sum(taken) * (1 - p) ** (tokens - sum(taken)) * max(0, sum(taken) - limit)
     assert capacity.floor(factor, tokens, top_k, experts) == pytest.approx(over / (tokens * p))
+
+
+def test_half_the_interval_of_a_speed_that_was_taken_once_is_the_mean_of_its_runs() -> None:
+    """1 % of 100 and 4 % of 200, and nothing of a run without blocks."""
+    known = {training_points.X: [100.0, 200.0, 300.0], "step_half_width_ms": [0.1, 0.4, None], "step_ms": [10.0] * 3}
+    assert training_points._of_blocks(pd.DataFrame(known)) == pytest.approx((1 + 8 + 0) / 3)
