@@ -855,7 +855,7 @@ ROGUES = {
     "rings": Fate("the timers of signals"),
     "burns": Fate("processes compute outside of calls"),
     "raw_thread": Fate(("threads were left running: number", _DIFFER)),
-    "on_another_core": Fate("other threads compute for"),
+    "on_another_core": Fate("of the computing"),
     "other_stream": Fate(None),
 }
 # Those that read the harness's memory, or answer by the whole content of inputs: only a process of their own stops them, in which

@@ -384,9 +384,9 @@ def test_work_of_other_threads_is_seen() -> None:
     torch.set_num_threads(1)
     here = timers.HostTimer([Work(1000, True).spin], 100)
     here.sample()
-    assert here.elsewhere() < 0.05 and here.outstanding_us() == 0
+    assert here.elsewhere() < 0.05
     there = timers.HostTimer([Work(1000, True)], 100)
     there.sample()
-    assert there.elsewhere() > 0.3
-    later = timers.HostTimer([Work(4000, False)], 1)
-    assert later.outstanding_us() > 250
+    assert there.elsewhere() > 0.5
+    later = timers.HostTimer([Work(8000, False)], 1)
+    assert any(later.outstanding_us() > 250 for _ in range(20)), "on a busy machine it may get no core meanwhile"

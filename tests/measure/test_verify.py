@@ -245,7 +245,7 @@ def test_an_error_of_the_whole_is_said_before_those_of_stages(sets) -> None:
         ({"alone": 1.3, "elsewhere": 0.2}, None),
         ({"alone": 1.3001}, "a call takes 1.30 times as long where it is checked"),
         ({"alone": 2.0}, "a call takes 2.00 times as long where it is checked"),
-        ({"elsewhere": 0.21}, "other threads compute for 21% of a call"),
+        ({"elsewhere": 0.21}, "other threads do 21% of the computing"),
         ({"outstanding": 260.4}, "work went on for 260 us after the last event"),
         ({"outstanding": 0.6, "alone": 2.0}, "work went on for 1 us after the last event"),
     ],

@@ -1083,3 +1083,11 @@ def test_what_quack_s_tuners_chose(monkeypatch):
     plain.best_config, later.best_config = "tile_m=128", "tile_m=256"
     tuners["another"] = later
     assert choices() == "gemm: tile_m=128; mod_swiglu: tile_m=256"
+
+
+def test_padding_is_over_the_assignments_that_are_kept():
+    """Capacity 32 of loads 40 and 24: 64 rows hold 56, not 64, assignments."""
+    axes = {"tokens": 64, "hidden": 32, "experts": 2, "top_k": 1, "dtype": "fp32", "capacity_factor": 1.0}
+    job = Job(cell_of("pack", **axes, layout="padded"), ("torch",), SETTINGS)
+    found = completion._waste(job, {"layout": "padded", "expert_load": [40, 24]})
+    assert (found["rows"], found["padding_waste"]) == (64, pytest.approx(64 / 56 - 1))

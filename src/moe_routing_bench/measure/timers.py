@@ -22,7 +22,7 @@ _LONE_US = (
     100.0  # more that a rotation takes after a pause than among others, on a CPU: what it runs has left the cache
 )
 _MOST_PAUSE_US = 200.0
-_LISTEN_SECONDS = 0.002
+_LISTEN_SECONDS = 0.005
 _CYCLES_PER_US = 2000  # of a GPU's clock, at least
 _LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
 _MOST_EXCESS = 4  # times as long a spin may take as the queueing that it hides: a device that spins rests
@@ -60,12 +60,13 @@ class HostTimer:
     ) -> float:
         """Mean time of so many consecutive calls. Clocks are at hand before any call: one may replace what names stand for."""
         calls, returned, sets = self.calls_list, self.returned, len(self.calls_list)
-        before = spent() - own()
+        begin, here = spent(), own()
         start = clock()
         for i in range(first, first + count):
             returned[i % sets] = calls[i % sets]()
         taken = clock() - start
-        self._elsewhere.append((spent() - own() - before) / max(taken, 1e-9))
+        here, everywhere = own() - here, spent() - begin
+        self._elsewhere.append(1 - here / everywhere if everywhere > 0 else 0.0)
         return taken * 1e6 / max(count, 1)
 
     def sample(self) -> float:
@@ -89,7 +90,7 @@ class HostTimer:
         return min(self.alone) - _LONE_US
 
     def elsewhere(self) -> float:
-        """Share of the time of calls in which other threads computed, in most samples so far; 0 where torch has several threads."""
+        """Share of the computing in calls that other threads did, in most samples so far; 0 where torch has several threads."""
         return sorted(self._elsewhere)[len(self._elsewhere) // 4] if torch.get_num_threads() == 1 else 0.0
 
     def outstanding_us(self) -> float:

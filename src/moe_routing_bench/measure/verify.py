@@ -16,6 +16,7 @@ from statistics import median
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # type: ignore[attr-defined]
 
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.checks import Check, both
@@ -30,7 +31,7 @@ _SWEEP_SECONDS = 2.0
 _LISTEN_SECONDS = 0.01
 _ATTEMPTS = 4  # at a rotation by itself that nothing else on the machine holds up
 _SHORTENED = 1.3  # times as long a call may take where it is checked as where it is timed; leaving out every other one makes it 2
-_ELSEWHERE = 0.2  # share of a call in which other threads may compute: a collection of garbage, a thread that ends
+_ELSEWHERE = 0.2  # share of the computing in a call that other threads may do, as a thread that ends does
 
 
 def verify(job: Job, candidate: Candidate, sets: Sets, thorough: bool = False) -> None:
@@ -114,7 +115,7 @@ def _whole(candidate: Candidate, last: bool) -> bool:
         )
         raise Failure("incorrect", reason)
     if (share := timer.elsewhere()) > _ELSEWHERE:
-        raise Failure("incorrect", f"other threads compute for {share:.0%} of a call")
+        raise Failure("incorrect", f"other threads do {share:.0%} of the computing")
     timed = median([sample for block in candidate.blocks for sample in block] or [timer.sample()])
     ratio = timer.alone_us() / max(timed, 1e-3)
     if last and ratio > _SHORTENED:
@@ -213,10 +214,10 @@ def unlike_asked(outputs: dict[str, Tensor], asked: dict[str, Tensor]) -> str | 
         if (
             type(output) is not Tensor
             or output.layout is not torch.strided
-            or torch._C._functorch.is_functorch_wrapped_tensor(output)
+            or _functorch.is_functorch_wrapped_tensor(output)
         ):
             return f"{name}: {type(output).__name__}, not a plain tensor"
-        if output.is_conj() or output.is_neg() or torch._is_zerotensor(output):
+        if output.is_conj() or output.is_neg() or output._is_zerotensor():
             return f"{name}: a view that is computed when it is read"
         if (output.dtype, output.shape) != (tensor.dtype, tensor.shape):
             return f"{name}: {_kind(output)}, not {_kind(tensor)}"
