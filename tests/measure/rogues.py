@@ -31,6 +31,8 @@ def forget():
     """Be as new as in a process of their own, and mend what no harness mends."""
     for mend in _MADE.pop("mend", ()):
         mend()
+    if pool := _MADE.get("pool"):
+        pool.shutdown(cancel_futures=True)
     _MADE.clear()
 
 

@@ -25,7 +25,7 @@ from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.originals import genuine, originals, unshadowed
 from moe_routing_bench.measure.sampling import power_limited, sample, settle, warm_up
 from moe_routing_bench.measure.surroundings import surroundings, undisturbed
-from moe_routing_bench.measure.verify import idle, unharmed, verify
+from moe_routing_bench.measure.verify import idle, running, unharmed, verify
 from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels.errors import one_line
 from moe_routing_kernels.formats import FORMATS
@@ -125,6 +125,7 @@ def _guarded(
     """Run one step of an implementation, and `after`; report what they raise, and print the traceback of a crash. A broken CUDA
     context ends the worker."""
     send(("at", name, step))
+    threads = running()
     try:
         try:
             action()
@@ -135,7 +136,7 @@ def _guarded(
         raise SystemExit(3) from error
     except Failure as failure:
         send(("failed", name, failure.status, one_line(failure.reason)))
-        if isinstance(failure, Ruined):
+        if isinstance(failure, Ruined) or running() - threads:  # what goes on would be in the times of others
             raise SystemExit(3) from failure
     except (MemoryError, torch.OutOfMemoryError) as error:
         send(("failed", name, "out_of_memory", f"{step}: {said(error)}"))
