@@ -6,6 +6,7 @@ when an implementation is out, ``("tainted", reason)`` when one has harmed the o
 says which.
 """
 
+import contextlib
 import functools
 import sysconfig
 import traceback
@@ -18,12 +19,14 @@ import torch
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.measure import calibration, outcome, provenance, timers
-from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
+from moe_routing_bench.measure import calibration, outcome, plausible, processes, provenance, timers
+from moe_routing_bench.measure.candidate import Candidate, Failure, Ruined, Tainted
 from moe_routing_bench.measure.footprint import allocated, footprint
 from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.measure.originals import genuine, originals, unshadowed
 from moe_routing_bench.measure.sampling import power_limited, sample, settle, warm_up
-from moe_routing_bench.measure.verify import clocks, genuine, surroundings, undisturbed, unharmed, verify
+from moe_routing_bench.measure.surroundings import surroundings, undisturbed
+from moe_routing_bench.measure.verify import idle, running, unharmed, verify
 from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels.errors import one_line
 from moe_routing_kernels.formats import FORMATS
@@ -45,6 +48,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     """
     begin = perf_counter()
     torch.set_num_threads(job.settings.cpu_threads)
+    known, settings, children = originals(), surroundings(), processes.offspring()  # before a plug-in is imported
     send(("at", None, "inputs"))
     bench, cell = bench_of(job), job.cell
     definition = bench.definition()
@@ -52,19 +56,23 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     sets = Sets(job, definition, device)
     cost = sets.cost
     mix = _mix(cost) if bench.streams else None
-    known, settings = clocks(), surroundings()
+
+    alive: list[Candidate] = []
 
     def harmed() -> None:
-        genuine(known)
-        undisturbed(settings)
-        if audit:
-            unharmed(sets)
+        timers_of_all = [entry.timer for candidate in alive for entry in candidate.entries]
+        with contextlib.ExitStack() as checks:  # all of them, whatever one of them finds
+            checks.callback(idle, children)
+            checks.callback(unshadowed, sets, *timers_of_all)
+            if audit:
+                checks.callback(unharmed, sets)
+            checks.callback(undisturbed, settings)
+            checks.callback(genuine, known)
 
     guarded = functools.partial(_guarded, send, after=harmed)
     send(("at", None, "calibration"))
     ceilings = calibration.ceilings(device, mix, cost.read_bytes, cost.write_bytes)
     before = ceilings.measure()
-    alive: list[Candidate] = []
     for name in names:
         admit = functools.partial(_entered, job, name, sets, device, send)
         entered: list[Candidate] = []
@@ -107,6 +115,8 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     rows = {candidate.name: outcome.row(candidate) | common for candidate in alive}
     outcome.speedups(alive, rows, bench.baseline)
     outcome.twins(alive, rows)
+    if device == "cpu" and rows:
+        plausible.judge(rows.values(), cost)
     send(("rows", {n: r | {"measure_seconds": perf_counter() - begin} for n, r in rows.items()}))
 
 
@@ -116,6 +126,7 @@ def _guarded(
     """Run one step of an implementation, and `after`; report what they raise, and print the traceback of a crash. A broken CUDA
     context ends the worker."""
     send(("at", name, step))
+    threads = running()
     try:
         try:
             action()
@@ -126,6 +137,8 @@ def _guarded(
         raise SystemExit(3) from error
     except Failure as failure:
         send(("failed", name, failure.status, one_line(failure.reason)))
+        if isinstance(failure, Ruined) or running() - threads:  # what goes on would be in the times of others
+            raise SystemExit(3) from failure
     except (MemoryError, torch.OutOfMemoryError) as error:
         send(("failed", name, "out_of_memory", f"{step}: {said(error)}"))
     except (Exception, SystemExit) as error:
@@ -174,6 +187,7 @@ def _entered(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candid
         candidate = _admitted(job, name, sets, device, send)
         if name in job.twins:
             candidate.twin = _admitted(job, name, sets, device, send)
+        unshadowed(*(entry.timer for entry in candidate.entries))
     except Exception:
         sets.damage()
         raise
@@ -194,12 +208,11 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     if damage := sets.damage():
         raise Tainted(damage)
     before = allocated(device)
-    tensors = [i | o for i, o in zip(sets.inputs, sets.outputs, strict=True)]
-    calls = [bench.bind(name, job.cell, tensors[0])]
+    calls = [bench.bind(name, job.cell, sets.bound(0))]
     candidate = Candidate(name, calls, fields={"layout": job.cell.get("layout") or bench[name].layout})
     send(("at", name, "warming up"))
     candidate.fields |= footprint(before, calls[0])
-    calls += [bench.bind(name, job.cell, others) for others in tensors[1:]]
+    calls += [bench.bind(name, job.cell, sets.bound(i)) for i in range(1, len(sets))]
     warmup_calls = warm_up(candidate, job.settings.warmup_ms, device)
     candidate.timer = timers.device_timer(calls, job.settings.interval_us, device)
     send(("at", name, "checking"))
