@@ -19,7 +19,17 @@ from moe_routing_bench.benches.checks import Assignment, Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import calibration, completion, outcome, sampling, supervisor, timers, verify, worker
+from moe_routing_bench.measure import (
+    calibration,
+    completion,
+    faults,
+    outcome,
+    sampling,
+    supervisor,
+    timers,
+    verify,
+    worker,
+)
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.peers import quack_experts
@@ -451,10 +461,10 @@ def test_the_place_of_a_crash_is_the_last_line_that_is_no_librarys(monkeypatch):
         try:
             action()
         except Exception as error:
-            found.append(worker._place(error))
+            found.append(faults._place(error))
             if text:
-                monkeypatch.setattr(worker, "_LIBRARIES", ("/",))
-                found.append(worker._place(error))
+                monkeypatch.setattr(faults, "_LIBRARIES", ("/",))
+                found.append(faults._place(error))
                 monkeypatch.undo()
     own, library, package = found
     assert (
@@ -583,7 +593,7 @@ def test_an_error_and_its_place_are_one_line_of_at_most_300_characters():
     def said(text: str) -> str:
         with pytest.raises(ZeroDivisionError) as error:
             raise ZeroDivisionError(text)
-        return worker.said(error.value)
+        return faults.said(error.value)
 
     free = 300 - len(said(""))
     assert len(said("x" * free)) == len(said("x" * (free + 1))) == len(said("long\n" * 200)) == 300
@@ -740,6 +750,9 @@ class Simulated:
     def state(self) -> dict[str, object]:
         return {"gpu_name": "a card", "other_gpu_processes": 0}
 
+    def watch(self) -> None:
+        """No other process."""
+
     def power_capped(self) -> bool:
         return self.capped
 
@@ -773,7 +786,7 @@ def simulated(clock, monkeypatch):
             timed.extend(calls)
             return host(calls, interval_us)
 
-        def sets(job, definition, device):
+        def sets(job, definition, device, arena):
             assert device == "cuda"
             return Sets(job, definition, "cpu")
 

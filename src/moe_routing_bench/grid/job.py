@@ -12,6 +12,8 @@ from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_kernels.errors import bad
 
+ISOLATE = ("plugins", "all")  # implementations that run in processes of their own
+
 
 def canonical(parts: Mapping[str, Any]) -> str:
     """One JSON text for the same parts, whatever their order."""
@@ -26,13 +28,14 @@ def spec_hash(spec: str) -> str:
 @dataclass(frozen=True)
 class Job:
     """`twins` are those of the `implementations` that take part twice: how far they are apart is noise (A/A). `plugins` are references
-    of those that are of other packages, alone or as parts."""
+    of those that are of other packages, alone or as parts. `isolate` is one of `ISOLATE`: which have a process of their own."""
 
     cell: Cell
     implementations: tuple[str, ...]
     settings: Settings
     twins: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
+    isolate: str = ISOLATE[0]
 
     @cached_property
     def spec(self) -> str:
@@ -46,6 +49,8 @@ class Job:
             parts["twins"] = self.twins
         if self.plugins:
             parts["plugins"] = self.plugins
+        if self.isolate != ISOLATE[0]:
+            parts["isolate"] = self.isolate
         if "trace" in self.cell:
             parts["trace_sha256"] = file_sha256(Path(self.cell.trace))
         return canonical(parts)
@@ -70,6 +75,7 @@ class Job:
             Settings(**parts["settings"]),
             tuple(parts.get("twins", ())),
             tuple(parts.get("plugins", ())),
+            parts.get("isolate", ISOLATE[0]),
         )
 
 

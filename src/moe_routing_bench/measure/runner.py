@@ -1,0 +1,174 @@
+"""The process of one isolated implementation: imports it, binds it to memory that the judge shares, and runs it when it is told to.
+
+It is forked before the judge draws inputs, holds no expected answers, and its word is trusted in nothing: the judge takes the time and
+looks at outputs. Requests are pickled; replies are JSON, which cannot make the judge run anything. The judge stops the process
+between requests.
+"""
+
+import contextlib
+import io
+import json
+import os
+import pickle
+import random
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.benches.plugins import bench_of
+from moe_routing_bench.grid.job import Job
+from moe_routing_bench.measure import memory, processes, sharing, timers
+from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.measure.faults import described
+from moe_routing_bench.measure.sampling import warm_up
+from moe_routing_kernels.target import Target
+
+MOST_BYTES = 1 << 17  # of a request; of a reply
+MOST_DESCRIPTORS = 200
+_STEPS = {"bind": "preparing", "rotate": "sampling", "run": "sampling"}
+
+
+@dataclass(frozen=True)
+class Sets:
+    """The tensors of all sets, to be sent: of each operand the memory of all sets with guard bytes, and one set's dtype and shape; and
+    the tensors that all sets share."""
+
+    stacked: Mapping[str, tuple[sharing.Handle, torch.dtype, tuple[int, ...]]]
+    shared: Mapping[str, sharing.Handle]
+
+    def attached(self, descriptors: list[int]) -> list[dict[str, Tensor]]:
+        """The operands of each set in this process."""
+        stacked = {
+            name: [memory.inside(row, dtype, shape) for row in handle.attached(descriptors)]
+            for name, (handle, dtype, shape) in self.stacked.items()
+        }
+        shared = {name: handle.attached(descriptors) for name, handle in self.shared.items()}
+        return [dict(zip(stacked, tensors, strict=True)) | shared for tensors in zip(*stacked.values(), strict=True)]
+
+
+def serve(job: Job, name: str, device: str, link: socket.socket, shown: int, judge: int) -> None:
+    """The whole life of a runner that `judge` has just forked; never returns. `shown` is a file for the outputs of stages."""
+    try:
+        os.setpgid(0, 0)
+        processes.end_with(judge)
+        processes.adopt()
+        processes.close_all_but(link.fileno(), shown)
+        for number, stream in ((1, "stdout"), (2, "stderr")):  # those of before may lead to descriptors that are closed
+            raw = io.FileIO(number, "wb", closefd=False)
+            setattr(sys, stream, io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "replace", line_buffering=True))
+        processes.renounce()
+        random.seed()
+        torch.seed()
+        torch.set_num_threads(job.settings.cpu_threads)
+        runner = _Runner(job, name, device, shown)
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(link, MOST_BYTES, MOST_DESCRIPTORS)
+            if not data:
+                break
+            request, *arguments = pickle.loads(data)
+            link.send(runner.answer(request, arguments, descriptors))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(1)
+
+
+class _Runner:
+    """What a runner does for a request."""
+
+    def __init__(self, job: Job, name: str, device: str, shown: int) -> None:
+        self._job, self._name, self._device, self._shown = job, name, device, shown
+        self._timer: Any = None
+        self._tensors: list[dict[str, Tensor]] = []
+
+    def answer(self, request: str, arguments: list[Any], descriptors: list[int]) -> bytes:
+        """The reply, or the status and reason of what the implementation raised."""
+        try:
+            reply = getattr(self, f"_{request}")(*arguments, *([descriptors] if descriptors else []))
+        except Failure as failure:
+            reply = {"status": failure.status, "reason": failure.reason}
+        except (Exception, SystemExit) as error:
+            status, reason = described(error)
+            if status == "crashed":
+                with contextlib.suppress(OSError, ValueError):
+                    traceback.print_exc()
+            reply = {"status": status, "reason": f"{_STEPS.get(request, request)}: {reason}"}
+        return json.dumps(reply or {}).encode()
+
+    def _rest(self) -> None:
+        """Nothing, which takes as long as the hand-over."""
+
+    def _bind(self, sets: Sets, descriptors: list[int] | None = None) -> dict[str, int]:
+        """Import, bind, warm up and capture; says how many sets take part, and how many rotations a run holds."""
+        bench, cell, settings = bench_of(self._job), self._job.cell, self._job.settings
+        if reason := bench.supports(self._name, cell, Target.here(torch.device(self._device))):
+            raise Failure("unsupported", reason)
+        self._tensors = sets.attached(descriptors or [])
+        calls = [_written(bench.bind(self._name, cell, tensors), tensors, bench.writes) for tensors in self._tensors]
+        warmup_calls = warm_up(Candidate(self._name, calls), settings.warmup_ms, self._device)
+        self._timer = timers.device_timer(calls, settings.interval_us, self._device)
+        count = len(self._timer.returned)
+        rotations = 1 if self._device == "cpu" else self._timer.calls // count  # of `_run`
+        self._wait()
+        return {"warmup_calls": warmup_calls, "sets": count, "rotations": rotations}
+
+    def _rotate(self, count: int) -> None:
+        """Call every set in turn, so many times."""
+        for _ in range(count):
+            self._timer.rotate()
+        self._wait()
+
+    def _run(self, count: int) -> None:
+        """The same on a GPU, in graphs of several rotations."""
+        for _ in range(count):
+            self._timer._run()
+        self._wait()
+
+    def _wait(self) -> None:
+        if self._device != "cpu":
+            torch.cuda.synchronize()
+
+    def _show(self) -> dict[str, Any]:
+        """Write what the call of the first set returned, but for operands, to the file: dtype, shape and place of each."""
+        returned = self._timer.returned[0]
+        tensors = {} if not isinstance(returned, dict) else returned
+        forms, place = [], 0
+        for name, tensor in tensors.items():
+            if name not in self._tensors[0]:
+                data = memory.as_bytes(tensor.detach()).cpu().numpy()
+                os.pwrite(self._shown, data.data, place)
+                forms.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), place))
+                place += data.nbytes
+        return {"shown": forms}
+
+
+def _written(call: Any, tensors: Mapping[str, Tensor], writes: tuple[str, ...]) -> Any:
+    """A call that leaves its outputs in the given ones: those that it returns in place of them are copied, which is in its time."""
+
+    def whole() -> object:
+        returned = call()
+        if isinstance(returned, dict):
+            for name in writes:
+                if name in returned and returned[name] is not tensors[name]:
+                    _same_form(name, returned[name], tensors[name])
+                    tensors[name].copy_(returned[name])
+        return returned
+
+    return whole
+
+
+def _same_form(name: str, tensor: Tensor, asked: Tensor) -> None:
+    if type(tensor) is not Tensor:
+        raise Failure("incorrect", f"{name}: {type(tensor).__name__}, not a plain tensor")
+    if (tensor.dtype, tensor.shape) != (asked.dtype, asked.shape):
+        kinds = [f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}" for t in (tensor, asked)]
+        raise Failure("incorrect", f"{name}: {kinds[0]}, not {kinds[1]}")
