@@ -12,7 +12,6 @@ from collections.abc import Iterator
 _PDEATHSIG, _DUMPABLE, _DROP_FROM_BOUNDS, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38  # of prctl
 _CAPABILITY_VERSION = 0x20080522
 _LOOKING_IN = (17, 19, 21)  # CAP_SYS_RAWIO, CAP_SYS_PTRACE, CAP_SYS_ADMIN
-_MOST_DESCRIPTORS = 1 << 20
 
 
 def adopt() -> None:
@@ -146,7 +145,13 @@ def renounce() -> None:
 
 
 def close_all_but(*descriptors: int) -> None:
-    """Close all descriptors but these and the three standard ones."""
-    kept = sorted({0, 1, 2, *descriptors})
-    for before, after in zip(kept, [*kept[1:], _MOST_DESCRIPTORS], strict=True):
-        os.closerange(before + 1, after)
+    """Close all descriptors but these, the three standard ones, and those of devices, which libraries of a GPU hold."""
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        with contextlib.suppress(OSError):  # that of the listing is closed by now
+            if (
+                number > 2
+                and number not in descriptors
+                and not os.readlink(f"/proc/self/fd/{name}").startswith("/dev/")
+            ):
+                os.close(number)

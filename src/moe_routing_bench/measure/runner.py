@@ -14,8 +14,11 @@ import random
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -82,12 +85,82 @@ def serve(job: Job, name: str, device: str, link: socket.socket, shown: int, jud
         os._exit(1)
 
 
+class Rotation:
+    """Calls of all sets, one after the other. `returned` is what the last call of each returned."""
+
+    rotations = 1  # of `several`
+
+    def __init__(self, calls: list[Any]) -> None:
+        self.calls, self.returned = calls, [None] * len(calls)
+
+    def once(self) -> None:
+        """Every call once."""
+        for i, call in enumerate(self.calls):
+            self.returned[i] = call()
+
+    several = once
+
+
+class GraphRotation(Rotation):
+    """The same as CUDA graphs: of one rotation, and of as many as fill an interval."""
+
+    def __init__(self, calls: list[Any], interval_us: float) -> None:
+        """Capture both. Raises RuntimeError where the calls cannot be captured."""
+        super().__init__(calls)
+        self._one = self._several = self._captured(1)
+        self.once()
+        rotation_us = _microseconds(self.once)
+        self.rotations = max(1, min(ceil(interval_us / rotation_us), timers._MOST_NODES // len(calls)))
+        if self.rotations > 1:
+            self._several = self._captured(self.rotations)
+
+    def _captured(self, rotations: int) -> tuple[torch.cuda.CUDAGraph, list[Any]]:
+        graph = torch.cuda.CUDAGraph()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+            with timers.capture(graph):
+                for _ in range(rotations):
+                    returned = [call() for call in self.calls]
+        return graph, returned
+
+    def once(self) -> None:
+        """Replay the graph of one rotation."""
+        graph, self.returned = self._one
+        graph.replay()
+
+    def several(self) -> None:
+        """Replay the graph of several."""
+        graph, self.returned = self._several
+        graph.replay()
+
+
+def on_gpu(calls: list[Any], interval_us: float) -> Rotation:
+    """Graphs where the calls can be captured; else launches one by one, of fewer sets where a rotation takes long."""
+    try:
+        return GraphRotation(calls, interval_us)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError:
+        torch.cuda.synchronize()
+    call_us = _microseconds(Rotation(calls[: timers._LEAST_SETS]).once) / timers._LEAST_SETS
+    return Rotation(calls[: max(timers._LEAST_SETS, int(timers._MOST_ROTATION_US / call_us))])
+
+
+def _microseconds(run: Callable[[], object]) -> float:
+    """How long something takes on the device, for a guess."""
+    torch.cuda.synchronize()
+    begin = perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return max((perf_counter() - begin) * 1e6, 0.1)
+
+
 class _Runner:
     """What a runner does for a request."""
 
     def __init__(self, job: Job, name: str, device: str, shown: int) -> None:
         self._job, self._name, self._device, self._shown = job, name, device, shown
-        self._timer: Any = None
+        self._rotation = Rotation([])
         self._tensors: list[dict[str, Tensor]] = []
 
     def answer(self, request: str, arguments: list[Any], descriptors: list[int]) -> bytes:
@@ -115,22 +188,21 @@ class _Runner:
         self._tensors = sets.attached(descriptors or [])
         calls = [_written(bench.bind(self._name, cell, tensors), tensors, bench.writes) for tensors in self._tensors]
         warmup_calls = warm_up(Candidate(self._name, calls), settings.warmup_ms, self._device)
-        self._timer = timers.device_timer(calls, settings.interval_us, self._device)
-        count = len(self._timer.returned)
-        rotations = 1 if self._device == "cpu" else self._timer.calls // count  # of `_run`
+        self._rotation = Rotation(calls) if self._device == "cpu" else on_gpu(calls, settings.interval_us)
         self._wait()
-        return {"warmup_calls": warmup_calls, "sets": count, "rotations": rotations}
+        rotation = self._rotation
+        return {"warmup_calls": warmup_calls, "sets": len(rotation.calls), "rotations": rotation.rotations}
 
     def _rotate(self, count: int) -> None:
         """Call every set in turn, so many times."""
         for _ in range(count):
-            self._timer.rotate()
+            self._rotation.once()
         self._wait()
 
     def _run(self, count: int) -> None:
         """The same on a GPU, in graphs of several rotations."""
         for _ in range(count):
-            self._timer._run()
+            self._rotation.several()
         self._wait()
 
     def _wait(self) -> None:
@@ -139,7 +211,7 @@ class _Runner:
 
     def _show(self) -> dict[str, Any]:
         """Write what the call of the first set returned, but for operands, to the file: dtype, shape and place of each."""
-        returned = self._timer.returned[0]
+        returned = self._rotation.returned[0]
         tensors = {} if not isinstance(returned, dict) else returned
         forms, place = [], 0
         for name, tensor in tensors.items():

@@ -22,7 +22,7 @@ from moe_routing_bench.measure.faults import described
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.isolation import Runner, Turns, runners
 from moe_routing_bench.measure.quiet import GpuQuiet, Quiet
-from moe_routing_bench.measure.sampling import power_limited, sample, settle, warm_up
+from moe_routing_bench.measure.sampling import Guarded, power_limited, sample, settle, warm_up
 from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.measure.verify import clocks, genuine, surroundings, undisturbed, unharmed, verify
 from moe_routing_kernels.errors import one_line
@@ -82,7 +82,7 @@ def _measured(
         entered: list[Candidate] = []
         if guarded(name, "preparing", lambda admit=admit, entered=entered: entered.append(admit())):
             alive += entered
-    limited = gpu is not None and cost.flops > 0 and power_limited(job, alive, gpu)
+    limited = gpu is not None and cost.flops > 0 and _limited(job, alive, gpu, guarded)
 
     def sustained() -> dict[str, float]:
         if not limited:
@@ -149,6 +149,20 @@ def _guarded(
         return True
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
+    return False
+
+
+def _limited(job: Job, alive: list[Candidate], gpu: Any, guarded: Guarded) -> bool:
+    """Whether the power limit binds for one of them. An isolated one that fails meanwhile is out."""
+    found: list[bool] = []
+    for candidate in list(alive):
+        ask = functools.partial(power_limited, job, [candidate], gpu)
+        if not isinstance(candidate.timer, Turns):
+            found.append(ask())
+        elif not guarded(candidate.name, "sampling", lambda ask=ask: found.append(ask())):
+            alive.remove(candidate)
+        if any(found):
+            return True
     return False
 
 
