@@ -62,7 +62,7 @@ def test_rivals_are_timed_as_if_they_were_alone(rows):
         rows["torch"]["status"] == "ok" and not rows["torch"]["isolated"] and rows["torch"].get("handover_us") is None
     )
     assert rows["torch"]["min_us"] < 2 * rows["honest"]["median_us"]
-    assert 0 < rows["honest"]["handover_us"] < 0.01 * rows["honest"]["median_us"] * rows["honest"]["calls_per_sample"]
+    assert 0 < rows["honest"]["handover_us"] < 0.02 * rows["honest"]["median_us"] * rows["honest"]["calls_per_sample"]
     assert {row["restarts"] for row in rows.values()} == {0}
 
 
