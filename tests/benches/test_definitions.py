@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, tolerance
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
@@ -604,3 +605,16 @@ def test_a_choice_within_the_bound_keeps_its_bias() -> None:
     found = definition("router").check(cell, inputs, chosen(ids, [[0.5, 0.5]] * 3), expected)
     assert (found.error, found.ties) == (None, 3)
     assert definition("router").check(cell, inputs, chosen([[1, 2]] * 3, [[0.5, 0.5]] * 3), expected).mismatches == 3
+
+
+def test_an_order_without_its_last_assignment_is_wrong() -> None:
+    """Where only the order is written: what is no assignment counts as padding, and the last one is none."""
+    cell = cell_of("permute", tokens=6, experts=3, top_k=2)
+    definition = find("permute").definition()
+    inputs = definition.build(cell, 1, "cpu")
+    expected = definition.reference(cell, inputs)
+    order = expected["order"]
+    assert definition.check(cell, inputs, {"order": order}, expected, order_only=True).error is None
+    for other in (-1, 12, 0):
+        wrong = torch.where(order == 11, other, order)
+        assert definition.check(cell, inputs, {"order": wrong}, expected, order_only=True).mismatches > 0, other

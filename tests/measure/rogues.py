@@ -1,17 +1,36 @@
-"""Implementations of `pack` that are dishonest or broken, one way each; loaded by the tests in place of real ones."""
+"""Implementations of `pack` that are dishonest or broken, one way each; loaded by the tests in place of real ones.
 
+`ROGUES` has what becomes of each on a CPU and on a GPU, and `ISOLATED` those that only a process of their own stops.
+"""
+
+import _thread
+import builtins
+import gc
 import os
+import random
+import signal
+import statistics as of_python
+import subprocess
+import sys
 import threading
 import time
+import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _MADE = {}  # what rogues remember from one call, or set, to the next
 
 
 def forget():
-    """Be as new as in a process of their own."""
+    """Be as new as in a process of their own, and mend what no harness mends."""
+    for mend in _MADE.pop("mend", ()):
+        mend()
     _MADE.clear()
 
 
@@ -22,7 +41,7 @@ def bind(problem, *, x, order, inverse, packed, rogue):
         rows = x[order.long().clamp_min(0) // problem.top_k]
         out.copy_(rows.masked_fill(order[:, None] < 0, 0))  # nothing here waits for a device
 
-    return ROGUES[rogue](work, x, packed)
+    return CALLS[rogue](work, x, packed)
 
 
 def honest(work, x, packed):
@@ -350,41 +369,502 @@ def other_cores(work, x, packed):
     return call
 
 
+def aliased(work, x, packed):
+    """All sets with the values of one draw share one answer."""
+
+    def call():
+        key = ("answer", float(x[0, 0]))
+        if key not in _MADE:
+            _MADE[key] = torch.empty_like(packed)
+            work(_MADE[key])
+        return {"packed": _MADE[key]}
+
+    return call
+
+
+class Lazy(torch.Tensor):
+    """Computes when it is read."""
+
+    work: Callable[[], None]
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        for one in args:
+            if isinstance(one, Lazy):
+                one.work()
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+def lazy_tensor(work, x, packed):
+    """Returns a tensor that is computed when it is read."""
+
+    def call():
+        lazy = packed.as_subclass(Lazy)
+        lazy.work = work
+        return {"packed": lazy}
+
+    return call
+
+
+def padded(work, x, packed):
+    """The same, and takes as long as is plausible."""
+    call = lazy_tensor(work, x, packed)
+
+    def waiting():
+        end = time.perf_counter() + 1e-5
+        while time.perf_counter() < end:
+            pass
+        return call()
+
+    return waiting
+
+
+class LazyDict(dict):
+    """Computes when it is read."""
+
+    def __ror__(self, other):
+        self.work()
+        return other | dict(self)
+
+
+def lazy_dictionary(work, x, packed):
+    """Returns a dictionary that is computed when it is read."""
+
+    def call():
+        found = LazyDict(packed=packed)
+        found.work = work
+        return found
+
+    return call
+
+
+def lazy_name(work, x, packed):
+    """Returns a dictionary whose key computes when it is hashed once more."""
+
+    class Name(str):
+        count = 0
+
+        def __hash__(self):
+            Name.count += 1
+            if Name.count > 1:
+                work()
+            return super().__hash__()
+
+    def call():
+        Name.count = 0
+        return {Name("packed"): packed}
+
+    return call
+
+
+def negative_view(work, x, packed):
+    """Returns a view that is negated when it is read."""
+    imaginary = torch.complex(torch.zeros_like(packed), torch.zeros_like(packed)).conj().imag
+
+    def call():
+        work()
+        imaginary.copy_(packed)
+        return {"packed": imaginary}
+
+    return call
+
+
+def moved_output(work, x, packed):
+    """Moves its output to memory of its own, where it puts the answer later."""
+    kept = packed.clone()
+
+    def call():
+        work(kept)
+        packed.set_(kept)
+
+    return call
+
+
+def of_another_set(work, x, packed):
+    """Writes its answer where the first set's output lies, and returns that."""
+
+    def call():
+        first = _MADE.setdefault("first", packed)
+        work(first)
+        return {"packed": first}
+
+    return call
+
+
+def after_a_burst(work, x, packed):
+    """Works in a few calls of each set after a pause, and leaves the others out: outputs hold the answers already."""
+    _MADE["sets"] = _MADE.get("sets", 0) + 1
+
+    def call():
+        float(x[0, 0])  # no graph captures a call that waits
+        now = time.perf_counter()
+        _MADE["left"] = 2 * _MADE["sets"] if now - _MADE.get("last", 0.0) > 1e-3 else _MADE["left"] - 1
+        if _MADE["left"] > 0:
+            work()
+            time.sleep(2e-4)  # hard work
+        _MADE["last"] = time.perf_counter()
+
+    return call
+
+
+def at_random(work, x, packed):
+    """Leaves out a call of five."""
+    dice = random.Random()
+    return lambda: work() if dice.random() > 0.2 else None
+
+
+def until_trusted(work, x, packed):
+    """Works until it has been called more often than before any first look."""
+    count = _MADE.setdefault("calls", [0])
+
+    def call():
+        count[0] += 1
+        if count[0] < 100:
+            work()
+
+    return call
+
+
+def wrapped_sampler(work, x, packed):
+    """Halves the times of all samples."""
+    from moe_routing_bench.measure import timers
+
+    for kind in (timers.HostTimer, timers.EventTimer):
+        genuine = kind.sample
+        kind.sample = lambda timer, genuine=genuine: genuine(timer) / 2
+    return work
+
+
+def shadowed_sampler(work, x, packed):
+    """Finds the timer of its own calls, and gives it another method."""
+    from moe_routing_bench.measure import timers
+
+    def call():
+        work()
+        for frame in sys._current_frames().values():
+            while frame:
+                timer = frame.f_locals.get("self")
+                if isinstance(timer, (timers.HostTimer, timers.EventTimer)):
+                    timer.sample = lambda: 0.1
+                frame = frame.f_back
+
+    return call
+
+
+def mending_clock(work, x, packed):
+    """Puts a clock in place for one reading; which is the last one of a sample."""
+    from moe_routing_bench.measure import timers
+
+    genuine = timers.perf_counter
+
+    def call():
+        begin = genuine()
+        work()
+        time.sleep(1e-3)
+
+        def shown():
+            timers.perf_counter = genuine
+            return begin
+
+        timers.perf_counter = shown
+
+    return call
+
+
+def wrapped_median(work, x, packed):
+    """Halves what numpy says of the times of its cell."""
+    genuine = np.median
+    np.median = lambda *args, **kwargs: genuine(*args, **kwargs) / 2
+    return work
+
+
+def wrapped_below(work, x, packed):
+    """The same, one level below."""
+    place = np.lib._function_base_impl
+    genuine = place._median
+    place._median = lambda *args, **kwargs: genuine(*args, **kwargs) / 2
+    return work
+
+
+def of_the_standard_library(work, x, packed):
+    """Takes the least for the median."""
+    of_python.median = min
+    return work
+
+
+def other_code(work, x, packed):
+    """Gives a function of the harness other code."""
+    from moe_routing_bench import statistics
+
+    def summarize(blocks):
+        return {"median_us": 0.1}
+
+    statistics.summarize.__code__ = summarize.__code__
+    return work
+
+
+def shadowed_name(work, x, packed):
+    """Gives a module of the harness a function that is built in elsewhere."""
+    from moe_routing_bench.measure import timers
+
+    timers.min = lambda *args, **kwargs: 0.0
+    return work
+
+
+def built_in(work, x, packed):
+    """Replaces a function that all code uses."""
+    genuine = builtins.sorted
+    builtins.sorted = lambda *args, **kwargs: genuine(*args, **kwargs)[::-1]
+    return work
+
+
+def equal_to_all(work, x, packed):
+    """Registers a comparison that finds all tensors equal."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("ne.Tensor", lambda a, b: torch.zeros(a.shape, dtype=torch.bool), "CPU", allow_override=True)
+    _MADE.setdefault("mend", []).append(library._destroy)
+    return lambda: None
+
+
+def no_mkldnn(work, x, packed):
+    """Takes from torch the library that others compute with."""
+    torch.backends.mkldnn.enabled = False
+    return work
+
+
+def other_precision(work, x, packed):
+    """Makes the products of others more accurate, or less."""
+    torch.set_float32_matmul_precision("medium")
+    return work
+
+
+class Seeing(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+class SeeingBelow(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def leaves_a_mode(work, x, packed):
+    """Leaves a mode on, which sees what others call."""
+    Seeing().__enter__()
+    return work
+
+
+def leaves_a_dispatcher(work, x, packed):
+    """Leaves a mode of the dispatcher on."""
+    SeeingBelow().__enter__()
+    return work
+
+
+def leaves_a_device(work, x, packed):
+    """Leaves a default device, which each call of others then goes through."""
+    torch.set_default_device("cpu")
+    return work
+
+
+def leaves_autocast(work, x, packed):
+    torch.set_autocast_enabled("cpu", True)
+    return work
+
+
+def leaves_inference_mode(work, x, packed):
+    guard = _MADE["guard"] = torch.inference_mode()
+    guard.__enter__()
+    return work
+
+
+def hooks_modules(work, x, packed):
+    """Has every module of others call it."""
+    torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    return work
+
+
+def flushes_denormals(work, x, packed):
+    torch.set_flush_denormal(True)
+    return work
+
+
+def environment(work, x, packed):
+    """Says how many threads what is loaded later takes."""
+    os.environ["MKL_NUM_THREADS"] = "7"
+    return work
+
+
+def collects(work, x, packed):
+    """Has the collector run all the time."""
+
+    def call():
+        work()
+        gc.set_threshold(1)
+
+    return call
+
+
+def profiles(work, x, packed):
+    """Watches every call of Python."""
+
+    def call():
+        work()
+        sys.setprofile(lambda *_: None)
+
+    return call
+
+
+def traces_memory(work, x, packed):
+    """Has Python note where all memory comes from."""
+    tracemalloc.start()
+    return work
+
+
+def rings(work, x, packed):
+    """Has a signal come every millisecond."""
+    signal.signal(signal.SIGVTALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1e-3, 1e-3)
+    return work
+
+
+def burns(work, x, packed):
+    """Keeps a core busy while others run."""
+    if "burning" not in _MADE:
+        _MADE["burning"] = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+        time.sleep(0.05)
+    return work
+
+
+def raw_thread(work, x, packed):
+    """Leaves the work to a thread that `threading` does not know."""
+
+    def finish():
+        time.sleep(0.02)
+        work()
+
+    return lambda: _thread.start_new_thread(finish, ())
+
+
+def on_another_core(work, x, packed):
+    """Has another thread work, and waits for it: two cores where others have one."""
+    pool = _MADE.setdefault("pool", ThreadPoolExecutor(1))
+
+    def spin():
+        work()
+        end = time.thread_time() + 2e-4
+        while time.thread_time() < end:
+            pass
+
+    return lambda: pool.submit(spin).result()
+
+
+def other_stream(work, x, packed):
+    """Leaves another stream the current one."""
+    stream = _MADE.setdefault("stream", torch.cuda.Stream())
+    stream.wait_stream(torch.cuda.current_stream())
+    torch.cuda.set_stream(stream)
+    return work
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What a rogue's row says: a part of the reason on a CPU, or several of which it says one, and the statuses on a GPU.
+
+    `cpu` is None where it is a GPU's alone, `gpu` where it is a CPU's alone.
+    """
+
+    cpu: str | tuple[str, ...] | None
+    gpu: tuple[str, ...] | None = ("incorrect", "crashed")
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        return (self.cpu,) if isinstance(self.cpu, str) else self.cpu or ()
+
+
+_DIFFER = "elements differ"
+_HONEST = ("ok",)  # what it does on the host a graph repeats as it was captured, so the work is in every sample
+_REPLACED = "was replaced"
+_SHARED = "in memory of an input or of another set"
 ROGUES = {
-    one.__name__: one
-    for one in (
-        honest,
-        early,
-        by_pointer,
-        where_looked_at,
-        once,
-        of_last_set,
-        one_answer,
-        known_seed,
-        every_other,
-        now_and_then,
-        half,
-        shuffled,
-        narrow,
-        other_dtype,
-        beyond,
-        ahead,
-        changes_input,
-        restores_input,
-        later,
-        elsewhere,
-        slow_clock,
-        in_pool,
-        already_right,
-        where_changed,
-        by_sample,
-        last_row,
-        whole_tiles,
-        last_column,
-        nearest_float,
-        returns_input,
-        returns_nothing_new,
-        more_threads,
-        other_cores,
-    )
+    "early": Fate(_DIFFER),
+    "by_pointer": Fate(_DIFFER),
+    "where_looked_at": Fate(_DIFFER),
+    "once": Fate(_DIFFER, None),
+    "of_last_set": Fate(_DIFFER),
+    "one_answer": Fate(_SHARED),
+    "known_seed": Fate(_DIFFER),
+    "every_other": Fate(_DIFFER),
+    "now_and_then": Fate(_DIFFER),
+    "half": Fate(_DIFFER),
+    "shuffled": Fate(_DIFFER),
+    "narrow": Fate(_DIFFER),
+    "other_dtype": Fate("packed: float64"),
+    "beyond": Fate("bytes next to a tensor were written: packed"),
+    "ahead": Fate("bytes next to a tensor were written: x"),
+    "changes_input": Fate("inputs were changed: x"),
+    "restores_input": Fate("inputs were written, if only to restore them: x"),
+    "elsewhere": Fate(None),
+    "later": Fate("threads were left running"),
+    "slow_clock": Fate("time.perf_counter was replaced"),
+    "in_pool": Fate(("outputs were written after the call had returned", _DIFFER), None),
+    "already_right": Fate(_DIFFER),
+    "where_changed": Fate(_DIFFER),
+    "by_sample": Fate(_DIFFER),
+    "last_row": Fate(_DIFFER),
+    "whole_tiles": Fate(_DIFFER),
+    "last_column": Fate(_DIFFER),
+    "nearest_float": Fate(_DIFFER),
+    "returns_input": Fate((_SHARED, "packed: float32 of shape (64, 32)")),
+    "returns_nothing_new": Fate((_SHARED, _DIFFER)),
+    "more_threads": Fate("torch.get_num_threads() is", None),
+    "other_cores": Fate("os.sched_getaffinity(0) is", None),
+    "aliased": Fate(_SHARED),
+    "lazy_tensor": Fate("packed: Lazy, not a plain tensor"),
+    "padded": Fate("packed: Lazy, not a plain tensor"),
+    "lazy_dictionary": Fate("returned in a LazyDict"),
+    "lazy_name": Fate("not a plain dictionary"),
+    "negative_view": Fate("a view that is computed when it is read"),
+    "moved_output": Fate(_DIFFER),
+    "of_another_set": Fate(_SHARED),
+    "after_a_burst": Fate(("work is left out", _DIFFER)),
+    "at_random": Fate(_DIFFER),
+    "until_trusted": Fate(_DIFFER, _HONEST),
+    "wrapped_sampler": Fate(_REPLACED),
+    "shadowed_sampler": Fate((_REPLACED, "work is left out")),
+    "mending_clock": Fate(_REPLACED),
+    "wrapped_median": Fate("median was replaced"),
+    "wrapped_below": Fate("_median was replaced"),
+    "of_the_standard_library": Fate("statistics.median was replaced"),
+    "other_code": Fate("the code of summarize was replaced"),
+    "shadowed_name": Fate("timers.min was replaced"),
+    "built_in": Fate("builtins.sorted was replaced"),
+    "equal_to_all": Fate("other kernels than before", None),
+    "no_mkldnn": Fate("torch.backends.mkldnn.enabled is False"),
+    "other_precision": Fate("fp32_precision is"),
+    "leaves_a_mode": Fate("the modes of torch"),
+    "leaves_a_dispatcher": Fate("the modes of torch"),
+    "leaves_a_device": Fate("the modes of torch"),
+    "leaves_autocast": Fate("autocast is"),
+    "leaves_inference_mode": Fate("torch.is_inference_mode_enabled() is True"),
+    "hooks_modules": Fate("the hooks of all modules"),
+    "flushes_denormals": Fate("whether denormals are kept is False"),
+    "environment": Fate("os.environ is"),
+    "collects": Fate("gc is"),
+    "profiles": Fate("sys.getprofile() is"),
+    "traces_memory": Fate("tracemalloc.is_tracing() is True"),
+    "rings": Fate("the timers of signals"),
+    "burns": Fate("processes compute outside of calls"),
+    "raw_thread": Fate(("threads were left running: number", _DIFFER)),
+    "on_another_core": Fate("other threads compute for"),
+    "other_stream": Fate(None),
 }
+# Those that read the harness's memory, or answer by the whole content of inputs: only a process of their own stops them, in which
+# the answers are not, and in which inputs are new in every turn.
+ISOLATED = {
+    "stack inspection": "reads the expected answer from the frames of its callers",
+    "search of the heap": "finds the expected answer with gc.get_objects",
+    "memo by content": "keeps answers by a hash of all inputs, and copies them",
+    "threads of C": "has a library's threads work, with torch given more than one thread",
+    "own kernels of the dispatcher, taken back in time": "registers them for the moment of a comparison",
+}
+CALLS = {name: globals()[name] for name in ("honest", *ROGUES)}

@@ -90,29 +90,29 @@ def test_draws_and_sets() -> None:
     ],
 )
 def test_sets_of_a_gpu(settings, count, gpu) -> None:
-    """Until inputs are cold, or a limit; sets hold the draws in turn, also other ones."""
+    """Until inputs are cold, or a limit; each holds a draw of its own, or all hold the fresh one."""
     sets = made("cuda", **{"set_limit": 999, "set_bytes": 2**30} | settings)
     assert len(sets) == len(sets.outputs) == count
-    assert [float(one["x"][0, 0]) for one in sets.inputs] == [5, 1005] * (count // 2) + [5] * (count % 2)
+    assert [float(one["x"][0, 0]) for one in sets.inputs] == [5 + 1000 * i for i in range(count)]
     sets.load(sets.fresh)
     assert {float(one["x"][0, 0]) for one in sets.inputs} == {float(sets.fresh[0].inputs["x"][0, 0])}
     assert sets.draws == 1 and sets.draw_of(1) is sets.fresh[0] and sets.damage() is None
 
 
 @pytest.mark.parametrize(
-    ("read", "shared", "draws", "count"),
+    ("read", "shared", "count"),
     [
-        (74, 0, 2, 75),
-        (2500, 40_000, 3, 3),
-        (400, 40_000, 14, 14),
-        (100, 40_000, 16, 51),
-        (2500, 2500, 2, 3),
-        (6000, 40_000, 2, 2),
-        (10, 40_000, 16, 75),
+        (74, 0, 75),
+        (2500, 40_000, 3),
+        (400, 40_000, 14),
+        (100, 40_000, 51),
+        (2500, 2500, 3),
+        (6000, 40_000, 2),
+        (10, 40_000, 75),
     ],
 )
-def test_calls_read_different_weights_until_those_are_cold(read, shared, draws, count, gpu) -> None:
-    """Beside large weights 68 bytes of own inputs need no sets of their own; weights that every call reads whole need no more draws."""
+def test_calls_read_different_weights_until_those_are_cold(read, shared, count, gpu) -> None:
+    """Beside large weights 68 bytes of own inputs need no sets of their own."""
 
     class Weighted(Doubled):
         def shared(self, cell, seed, device):
@@ -126,19 +126,19 @@ def test_calls_read_different_weights_until_those_are_cold(read, shared, draws, 
 
     definition = Weighted()
     sets = made("cuda", definition, set_limit=999, set_bytes=2**30)
-    assert (sets.draws, len(sets)) == (draws, count)
-    assert definition.seeds == [*(5 + 1000 * i for i in range(draws)), again(5, sets.nonce)]
+    assert sets.draws == len(sets) == count
+    assert definition.seeds == [*(5 + 1000 * i for i in range(count)), again(5, sets.nonce)]
 
 
 def test_a_call_reads_what_the_sets_read_in_the_mean(gpu) -> None:
-    """Draws choose other experts, of which they read the weights: three of 5 sets have the first draw."""
+    """Draws choose other experts, of which they read the weights."""
 
     class Routed(Doubled):
         def cost(self, cell, inputs, outputs, expected):
             assert float(expected["y"][0, 0]) == 2 * float(inputs["x"][0, 0])
             return Cost(read_bytes=74 if inputs["x"][0, 0] == 5 else 174, write_bytes=56)
 
-    assert made("cuda", Routed(), set_limit=5, set_bytes=2**30).cost == Cost(read_bytes=114, write_bytes=56)
+    assert made("cuda", Routed(), set_limit=5, set_bytes=2**30).cost == Cost(read_bytes=154, write_bytes=56)
 
 
 def known_sets(read: int = 0, draws: int = 1, shared: int = 0) -> Sets:
@@ -325,6 +325,7 @@ def test_sets_of_one_draw_are_compared_bit_by_bit(compared, gpu, monkeypatch) ->
     """Seven sets of two draws: 0, 2, 4, 6 and 1, 3, 5; in parts of any size."""
     monkeypatch.setattr(memory, "_COMPARED", compared)
     sets = made("cuda", set_limit=7, set_bytes=2**30)
+    sets.load(sets.base[:2])
     for i, one in enumerate(sets.outputs):
         one["y"].fill_(float("nan")), one["count"].fill_(i % 2)
     assert sets.unlike(0).tolist() == [False] * 4 and sets.unlike(1).tolist() == [False] * 3
@@ -411,3 +412,35 @@ def test_random_loads_have_as_many_rows_in_every_draw(bench: str) -> None:
     loads = [one.flatten().bincount(minlength=16).sort().values for one in ids]
     assert all(one.equal(loads[0]) for one in loads)
     assert not any(one.equal(other) for one, other in itertools.combinations(ids, 2))
+
+
+def test_a_bound_tensor_that_is_moved_leaves_what_is_checked_where_it_was() -> None:
+    """It is another tensor on the same memory, whose writes are counted."""
+    sets = made()
+    bound = sets.bound(1)
+    assert bound.keys() == {"x", "ids", "w", "y", "count"} and bound["x"].data_ptr() == sets.inputs[1]["x"].data_ptr()
+    bound["y"].set_(torch.zeros(4, 3))
+    sets.outputs[1]["y"].fill_(3)
+    assert float(bound["y"].max()) == 0
+    bound["x"].add_(0)
+    assert sets.damage() == "inputs were written, if only to restore them: x"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.float8_e4m3fn])
+def test_a_digest_sees_every_bit_and_its_place(dtype) -> None:
+    tensor = torch.arange(1, 9).to(dtype).view(2, 4)
+    known = int(memory.digest(tensor, 5))
+    assert known == int(memory.digest(tensor.clone(), 5)) != int(memory.digest(tensor, 6))
+    assert known != int(memory.digest(tensor.view(torch.uint8).flip(0).view(dtype), 5))
+    other = tensor.clone()
+    other.view(torch.uint8)[1, -1] ^= 1
+    assert known != int(memory.digest(other, 5))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "length"),
+    [(torch.zeros(3, 4), 48), (torch.zeros(3, 4)[:, :2], 40), (torch.zeros(4, 3).T, 48), (torch.zeros(0, 4), 0)],
+)
+def test_the_extent_of_a_tensor_ends_behind_its_last_element(tensor, length) -> None:
+    first, end = memory.extent(tensor)
+    assert (first, end - first) == (tensor.data_ptr(), length)

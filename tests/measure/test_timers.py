@@ -1,9 +1,12 @@
 """The timers on a simulated device whose times are planted: what they must find, to the last digit."""
 
 import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from moe_routing_bench.measure import timers
 
@@ -137,7 +140,8 @@ def test_a_graph_takes_what_was_planted(device: Device, sets: int, time: float, 
     assert timer.calls % sets == 0 and interval <= timer.calls * time < interval + sets * time
     rotations = timer.calls // sets
     assert counts == [1 + rotations * (rotations > 1)] * sets and timer.returned == list(range(sets))
-    assert timer.shortened() == pytest.approx(1, rel=0.3) and timer.outstanding_us() == 0
+    timer.rotate()
+    assert timer.alone_us() <= time and timer.outstanding_us() == timer.elsewhere() == 0
 
 
 def test_a_spin_that_was_too_short_is_made_longer(device: Device) -> None:
@@ -185,25 +189,30 @@ def test_a_graph_has_a_most_number_of_calls(device: Device, sets: int, calls: in
 
 
 def test_a_call_of_a_lone_rotation_has_its_share_of_the_start(device: Device) -> None:
-    """4 calls of 50 us after 5, 45 and 25 us: the middle one less the 5 us that a graph may take to start; 20 calls after 10 us."""
+    """4 calls of 50 us after 45, 25 and 30 us: the quickest, less the 5 us that a graph may take to start."""
     timer = timers.GraphTimer([lambda: device.queue(50.0)] * 4, 1000)
-    device.starts = [10.0, 5.0, 45.0, 25.0, 0.0]
+    device.starts = [45.0, 25.0, 30.0]
     assert timer.calls == 20
-    assert timer.shortened() == pytest.approx((200 + 25 - 5) / 4 / ((1000 + 10) / 20), rel=1e-9)
+    for _ in range(3):
+        timer.rotate()
+    assert timer.alone_us() == pytest.approx((200 + 25 - 5) / 4, rel=1e-9)
     assert timer.sample() == pytest.approx(50) and timer.calls == 20, "the whole graph is timed again"
 
 
-def test_leaving_out_every_other_rotation_shows(device: Device) -> None:
+@pytest.mark.parametrize("kind", [timers.GraphTimer, timers.EventTimer])
+def test_leaving_out_every_other_rotation_shows(kind, device: Device) -> None:
     """The answers are all there, but a call takes half as long among others as alone."""
     count = [0]
 
     def call() -> None:
         count[0] += 1
-        if count[0] % 2:
-            device.queue(50.0)
+        if kind is timers.GraphTimer or count[0] < 4:  # of calls that are launched one by one, the first after a pause
+            device.queue(50.0 if count[0] % 2 or kind is timers.EventTimer else 0.0)
 
-    timer = timers.GraphTimer([call], 1000)
-    assert timer.shortened() > 1.3
+    timer = kind([call], 1000)
+    count[0] = 0
+    timer.rotate()
+    assert timer.alone_us() > 1.3 * timer.sample()
 
 
 def test_calls_that_wait_for_the_device_are_timed_with_their_waits(device: Device) -> None:
@@ -243,7 +252,7 @@ def test_slow_calls_rotate_over_fewer_sets(device: Device) -> None:
 def test_calls_of_next_to_no_time(device: Device, time: float, calls: int) -> None:
     """Rotations of 4 sets that fill 10 us, of calls that take at least a tenth."""
     timer = timers.EventTimer([lambda: device.queue(time)] * 4, 10)
-    assert timer.calls == calls and timer.shortened() == 1
+    assert timer.calls == calls
 
 
 def test_work_on_another_stream_is_outstanding(device: Device) -> None:
@@ -294,10 +303,16 @@ def test_what_cannot_be_captured_is_timed_by_events(device: Device) -> None:
         timers.device_timer([exhausted], 100, "cuda")
 
 
+def keep_time(monkeypatch: pytest.MonkeyPatch, clock) -> None:
+    """Have a clock of a test in place of Python's, which host timers have at hand."""
+    known = timers.HostTimer._timed.__defaults__
+    monkeypatch.setattr(timers.HostTimer._timed, "__defaults__", (clock, *known[1:]))
+
+
 def test_a_host_timer_divides_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of 40 us by a clock that only they move; a sample goes on where the last one ended."""
     now, seen = [0.0], []
-    monkeypatch.setattr(timers, "perf_counter", lambda: now[0])
+    keep_time(monkeypatch, lambda: now[0])
 
     def call(i: int) -> int:
         now[0] += 40e-6
@@ -318,7 +333,7 @@ def test_a_host_timer_divides_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_sample_fills_the_interval(monkeypatch: pytest.MonkeyPatch, took: float, interval: float, calls: int) -> None:
     """Not a millionth less; what takes no time at all takes a tenth of a microsecond."""
     now = [0.0]
-    monkeypatch.setattr(timers, "perf_counter", lambda: now[0])
+    keep_time(monkeypatch, lambda: now[0])
 
     def call() -> None:
         now[0] += took
@@ -345,3 +360,33 @@ def test_the_wall_median_is_from_idle_to_idle(device: Device) -> None:
         device.queue(20)
 
     assert timers.wall_median_us([call], 3, "cuda") == pytest.approx(23.0)
+
+
+class Work:
+    """Computes for so many microseconds in another thread, and waits for it as long as asked."""
+
+    def __init__(self, microseconds: float, waits: bool) -> None:
+        self.pool, self.seconds, self.waits = ThreadPoolExecutor(1), microseconds / 1e6, waits
+
+    def spin(self) -> None:
+        end = time.thread_time() + self.seconds
+        while time.thread_time() < end:
+            pass
+
+    def __call__(self) -> None:
+        done = self.pool.submit(self.spin)
+        if self.waits:
+            done.result()
+
+
+def test_work_of_other_threads_is_seen() -> None:
+    """In a call and after it, where torch has one thread."""
+    torch.set_num_threads(1)
+    here = timers.HostTimer([Work(1000, True).spin], 100)
+    here.sample()
+    assert here.elsewhere() < 0.05 and here.outstanding_us() == 0
+    there = timers.HostTimer([Work(1000, True)], 100)
+    there.sample()
+    assert there.elsewhere() > 0.3
+    later = timers.HostTimer([Work(4000, False)], 1)
+    assert later.outstanding_us() > 250

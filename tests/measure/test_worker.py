@@ -75,6 +75,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     for module in (timers, sampling):
         monkeypatch.setattr(module, "perf_counter", found)
+    timed = timers.HostTimer._timed  # which has its clocks at hand
+    monkeypatch.setattr(timed, "__defaults__", (found, *timed.__defaults__[1:]))
+    monkeypatch.setattr(timers.HostTimer, "elsewhere", lambda timer: 0.0)  # processors go by another clock
     monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self: dict(CEILINGS))
     return found
 
@@ -205,6 +208,23 @@ def test_a_cell_that_never_converges_stops_at_a_cap(measured):
     capped = Settings(**vars(SETTINGS) | {"max_seconds": 0.005})
     rows, _ = measured(Job(CELL, ("torch", "a"), capped), a=swinging)
     assert rows["a"]["stop_reason"].startswith("time cap") and rows["a"]["blocks"] == 3
+
+
+def test_sampling_goes_on_until_all_have_converged(measured):
+    """That of the first does not end it."""
+    planted = {"still": lambda _: 100.0, "swinging": lambda n: 100.0 if n // 30 % 2 else 300.0}
+    rows, _ = measured(Job(CELL, ("torch", *planted), SETTINGS), **planted)
+    assert rows["still"]["converged"] and rows["still"]["stop_reason"].startswith("block cap")
+    assert rows["still"]["blocks"] == rows["swinging"]["blocks"] == 20
+
+
+def test_blocks_of_a_twin_count_by_its_own_bits():
+    """The median over its samples, without its slow block; a pair counts where both of its blocks do."""
+    one = Candidate("a", [], blocks=[[100.0], [100.0], [900.0], [100.0]], slow=[0, 0, 1, 0])
+    one.twin = Candidate("a", [], blocks=[[100.0], [500.0], [100.0], [400.0]], slow=[0, 1, 0, 0])
+    rows = {"a": {}}
+    outcome.twins([one], rows)
+    assert rows["a"]["twin_median_us"] == 100.0 and rows["a"]["twin_speedup"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -922,7 +942,7 @@ def test_long_turns_are_held_against_what_is_sustained(capped, heavy, measured, 
     gpu, given, limited = simulated(ON_A_GPU, ON_A_GPU | {"peak_tflops": 8.0 if capped else 4.0}), [], capped and heavy
     gpu.capped, gpu.lasting = capped, iter([(3.0, 50.0), (3.06, 51.5)])
     definition = supervisor.bench_of(Job(CELL, ("torch",), settings)).definition()
-    monkeypatch.setattr(definition, "cost", lambda *_: Cost(1, 2, ((10**6, 1, 1),) if heavy else ()))
+    monkeypatch.setattr(definition, "cost", lambda *_: Cost(1, 2, ((10**6, 1, 1),) if heavy else (), rate=2))
 
     def sample(job, alive, *others):
         given.append(others[-1])
@@ -939,7 +959,9 @@ def test_long_turns_are_held_against_what_is_sustained(capped, heavy, measured, 
     assert set(given) == {limited} and gpu.sustained_for == [(0.25, ((10**6, 1, 1),), kind)] * 2 * limited
     names = ("sustained_tflops", "dense_us", "calibration_drift")
     for row in rows.values():  # a drift of what lasts, not of the burst
-        assert [row.get(name) for name in names] == (pytest.approx([3.03, 50.75, 0.03]) if limited else [None, None, 0])
+        assert [row.get(name) for name in names] == (
+            pytest.approx([2 * 3.03, 50.75, 0.03]) if limited else [None, None, 0]
+        )
 
 
 def test_inputs_are_compared_after_a_step_where_an_audit_is_asked_for(clock, monkeypatch):

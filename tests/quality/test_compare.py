@@ -238,3 +238,20 @@ def test_rows_of_another_machine_are_collected_by_its_name(tmp_path: Path, monke
     config = '{"seed": 1, "device": "cpu", "grid": [{"benches": ["gate"], "implementations": ["torch"], "tokens": [8], "experts": [4], "top_k": [2]}], "quality": [{"label": "a", "router": ["softk"], "seed": [1], "lr": 0.1, "corpora": {"stdlib": 9000}}]}'
     result = CliRunner().invoke(app, ["collect-quality", "--platform", "other-gpu", "--config-json", config])
     assert result.exit_code and "results/other-gpu/runs" in str(result.exception or "") + result.output
+
+
+def test_pairs_are_tested_over_the_seeds_that_both_have() -> None:
+    """Three comparisons: the least p counts three times. The better one is so in the mean."""
+    a, b, c = [1.0, 1.1, 1.3, np.nan], [1.2, 1.25, 1.6, 9.0], [1.1, 1.3, 1.2, 1.5]
+    found = {
+        frozenset((one, other)): (one, p) for one, other, p in compare.pairs(pd.DataFrame({"a": a, "b": b, "c": c}))
+    }
+    raw = {
+        frozenset("ab"): stats.ttest_rel(a[:3], b[:3]).pvalue,
+        frozenset("ac"): stats.ttest_rel(a[:3], c[:3]).pvalue,
+        frozenset("bc"): stats.ttest_rel(b, c).pvalue,
+    }
+    least = min(raw, key=raw.__getitem__)
+    assert least == frozenset("ab") and found[least] == ("a", pytest.approx(3 * raw[least]))
+    one_outlier = compare.pairs(pd.DataFrame({"a": [1.0, 1.0, 9.0], "b": [2.0, 2.1, 2.2]}))
+    assert one_outlier[0][:2] == ("b", "a"), "in two of three seeds it is not"

@@ -4,6 +4,8 @@ import dataclasses
 import importlib
 import math
 import os
+import statistics
+import types
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.quality import batches, evaluate, language_model, loop, run_rows, schedule, texts, timing, train
+from moe_routing_bench.quality.loads import Loads
 from moe_routing_bench.store import paths
 from moe_routing_bench.workload import trace
 from moe_routing_kernels.errors import UserError
@@ -357,3 +360,25 @@ def test_what_asks_the_host_is_seen() -> None:
         torch.ones(3).sum().item()
     with NeverAsks(), pytest.raises(AssertionError, match="waits for the host"):
         torch.ones(3)[1] = 2.0  # a number given to an element is copied to the GPU
+
+
+def test_what_is_said_of_routing_follows_from_the_sums() -> None:
+    """Two layers of 4 experts and 10 tokens; drops are of the pass with a capacity."""
+
+    def load(by_domain: list[list[float]], entropy: float, **more: float) -> Loads:
+        sums = Loads.empty(2, 4, "cpu")
+        known = {"by_domain": by_domain, "entropy": entropy, "over": [1.0] * len(evaluate.CAPACITY_FACTORS), **more}
+        return dataclasses.replace(sums, **{name: torch.tensor(one).double() for name, one in known.items()})
+
+    first = load([[4.0, 2.0, 1.0, 0.0], [4.0, 4.0, 0.0, 1.0]], 6.0, chosen=10.0)
+    second = load([[4.0, 0.0, 4.0, 0.0], [0.0, 4.0, 0.0, 4.0]], 2.0, chosen=10.0)
+    drops = [load([[5.0, 5.0, 0.0, 0.0], [0.0, 5.0, 5.0, 0.0]], 0.0, dropped=4.0, lost=1.0, chosen=8.0)] * 2
+    model = types.SimpleNamespace(layers=[None, None])
+    found = evaluate._routing_fields(model, [first, second], drops, 10)
+    spread = statistics.pstdev([8, 6, 1, 1]) / 4
+    assert found["load_cv_by_layer"] == pytest.approx([spread, 0]) and found["load_cv"] == pytest.approx(spread / 2)
+    assert found["max_violation_by_layer"] == pytest.approx([1.0, 0.0])
+    assert found["dead_experts"] == 0 and found["gate_entropy"] == pytest.approx(8 / 2 / 10)
+    assert found["experts_per_token"] == pytest.approx(32 / 2 / 10)
+    assert found["drop_rate"] == pytest.approx(8 / 40) and found["token_drop_rate"] == pytest.approx(2 / 16)
+    assert found["drop_rate_by_factor"] == pytest.approx([2 / 32] * len(evaluate.CAPACITY_FACTORS))

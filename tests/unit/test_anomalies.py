@@ -236,3 +236,20 @@ def test_all_axes_are_of_a_part_that_neighbours_know() -> None:
 def test_what_is_kept_of_second_times_can_be_read(tmp_path: Path) -> None:
     pq.write_table(second(), tmp_path / "again.parquet")
     assert pq.read_table(tmp_path / "again.parquet").to_pylist() == second().to_pylist()
+
+
+def test_the_most_cells_that_are_measured_again_are_a_share_of_cells_not_of_rows() -> None:
+    """200 cells of two rows each: 5 % are 10."""
+    many = pd.concat([grid().assign(cell_hash=f"{n}" + grid()["cell_hash"]) for n in range(20)], ignore_index=True)
+    many["q3_us"] *= 2
+    both = pd.concat([many, many.assign(implementation="cute")], ignore_index=True)
+    assert len(anomalies.repeated(both)) == 10
+
+
+def test_what_neighbours_allow_is_said_by_the_middle_one() -> None:
+    """Three bounds, of which one is far off: 10 times the middle one."""
+    said = anomalies._against(100.0, np.array([1.0, 1.0, 1.0]), np.array([9.0, 10.0, 30.0]))
+    assert said is not None and "3 of 3" in said and "a factor of 10 " in said
+    assert anomalies._against(100.0, np.array([1.0] * 4), np.array([10.0, 10.0, 100.0, 100.0])) is None, (
+        "half is no more"
+    )

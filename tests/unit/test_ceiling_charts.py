@@ -71,3 +71,13 @@ def test_without_a_ceiling_there_is_no_roof(missing, count):
     """And without FLOPs, no point."""
     found = ceilings.roofline(frame(one("experts", "cute", **MULTIPLIES | {missing: None})))
     assert list(found.marks["series"]) == ["cute"] * count and bool(found.reason) == (not count)
+
+
+def test_the_copy_is_the_median_one_and_a_quarter_of_points_decides_the_axis():
+    """Of three copies the middle; one point in four far below it makes the axis logarithmic."""
+    three = [one("pack", "cute", **MOVES | {"copy_gb_per_s": copy}) for copy in (1000.0, 2000.0, 9000.0)]
+    assert ceilings.bandwidth(frame(*three)).reference == 2000
+    for far, kind in ((1, "linear"), (2, "log")):
+        speeds = [50.0] * far + [1000.0] * (4 - far)
+        found = ceilings.bandwidth(frame(*(one("gate", "cute", **MOVES | {"gb_per_s": speed}) for speed in speeds)))
+        assert found.scales("gate")[1].kind == kind

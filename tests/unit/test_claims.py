@@ -356,3 +356,9 @@ def test_the_report_shows_what_became_of_claims(tmp_path):
     )
     render(table, {}, tmp_path / "index.html")
     assert not {'id="published"', 'id="unheld"'} & set(re.findall('id="[^"]*"', (tmp_path / "index.html").read_text()))
+
+
+@pytest.mark.parametrize(("over", "value"), [("median", 10.0), ("gmean", 20.0), ("min", 1.0), ("max", 800.0)])
+def test_cells_are_joined_as_a_claim_says(over: str, value: float) -> None:
+    """Of 1, 10 and 800, whose mean is 270."""
+    assert claim_verdicts._JOIN[over]([1.0, 10.0, 800.0]) == pytest.approx(value)

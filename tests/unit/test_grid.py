@@ -189,3 +189,30 @@ def test_shared_experts_of_no_model_are_refused(axes, said):
 def test_two_cells_of_one_key_are_refused():
     with pytest.raises(UserError, match=r"cell key.*one cell per key"):
         expand({**ENTRY, "capacity_factor": [1.25, 1.2500001]})
+
+
+SMALL = {"tokens": [1, 2, 3, 4], "experts": [4], "top_k": [1]}
+
+
+def test_a_grid_of_the_most_cells_is_expanded_and_no_larger_one(monkeypatch) -> None:
+    monkeypatch.setattr(expansion, "MOST_CELLS", 4)
+    assert len(list(expansion._products(BENCHES["permute"], SMALL))) == 4
+    monkeypatch.setattr(expansion, "MOST_CELLS", 3)
+    with pytest.raises(UserError, match="4 cells of permute"):
+        list(expansion._products(BENCHES["permute"], SMALL))
+
+
+def test_a_cell_of_the_most_rows_is_one_and_no_larger_one(monkeypatch) -> None:
+    monkeypatch.setattr(expansion, "MOST_ROWS", 8)
+    expansion.check("permute", {"tokens": 4, "experts": 4, "top_k": 2})
+    with pytest.raises(UserError, match="10 rows"):
+        expansion.check("permute", {"tokens": 5, "experts": 4, "top_k": 2})
+
+
+def test_a_trace_has_no_skew_and_only_a_trace_has_a_file(monkeypatch) -> None:
+    monkeypatch.setattr(expansion, "check", lambda *_: None)
+    asked = SMALL | {"tokens": [4], "skew": [0.5], "trace": ["f"]}
+    found = [
+        next(expansion._products(BENCHES["permute"], asked | {"sampler": [sampler]})) for sampler in ("trace", "exact")
+    ]
+    assert [(cell.get("skew"), cell.get("trace")) for cell in found] == [(None, "f"), (0.5, None)]

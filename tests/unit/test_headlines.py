@@ -213,6 +213,8 @@ def test_formats():
     ]
     alone = costs.formats(frame(rows[0], rows[2]))
     assert alone and "median" not in alone.text and not alone.picture
+    two = costs.formats(frame(rows[0], rows[2], rows[5]))
+    assert two and "takes 0.400x" in two.text and "the median of 2" in two.text, "the lower one"
     for change in (
         {"gpu_uuid": "GPU-2"},
         {"suspect": True},
@@ -336,6 +338,7 @@ def test_what_trained_rules_leave_over():
     text = "Capacity (e8): with a factor of 1, 31.0% ± 2.5% of the choices of trained m go over the capacity, the median of 3 rules (21.0% to 41.0%)"
     high = trained("h", (1.0, 1.01, 1.02), left=(0.4, 0.1))
     assert told(trained_rules.left_over, A, middle, high) == text + "."
+    assert "31.0% ±" in told(trained_rules.left_over, middle, high), "of two the lower one"
     old = [[run | {"validation_batches": "by_domain"} for run in runs] for runs in (A, middle, high)]
     assert told(trained_rules.left_over, *old) == "", "withdrawn: it is of the batches, not of the rules"
     assert (
@@ -393,3 +396,9 @@ def test_an_interval_has_the_digits_that_tell_its_ends_apart():
     assert [times(*one) for one in known] == said
     assert [times(one, math.nan, math.nan) for one in (2.0, 123.4)] == ["2.00x", "123x"], "without an interval"
     assert headlines._apart(0.9028, 0.9026, 0.903) == "90.28% [90.26%, 90.30%]"
+
+
+def test_the_middle_of_an_even_number_is_the_lower_one():
+    table = pd.DataFrame({"best_speedup": [4.0, 1.0, 3.0, 2.0]})
+    assert headlines._middle(table, "best_speedup")["best_speedup"] == 2
+    assert headlines._middle(table.iloc[1:], "best_speedup")["best_speedup"] == 2

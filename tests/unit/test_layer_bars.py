@@ -382,3 +382,22 @@ def test_words_of_units_and_levels() -> None:
     assert PERCENT_MORE.measured(Estimate(0.99999, 0.99, 1.1)) == "0.0 % [-1.0, 10.0]"
     bar = Bar("a", "layer", lambda rows: Figure(Estimate(1, 1, 1), rows), Level(2.0, (1.0, 1.0, 3.0)), side=AT_MOST)
     assert bar.words(bar.level) == "≤ 2x in the geometric mean, each ≤ 1x, 3x" and bar.words(bar.stretch) == "–"
+
+
+@pytest.mark.parametrize(
+    ("estimate", "verdict"),
+    [
+        (Estimate(1.2, 1.15, 1.25), "reached"),
+        (Estimate(1.2, 1.0, 1.4), "reached, within noise"),
+        (Estimate(1.2, float("nan"), float("nan")), "reached, no interval"),
+        (Estimate(1.0, 0.9, 1.05), "missed"),
+        (Estimate(1.0, float("nan"), float("nan")), "missed, no interval"),
+    ],
+)
+def test_a_figure_without_an_interval_is_not_sure(estimate: Estimate, verdict: str) -> None:
+    """Nor is one whose interval has the bound in it."""
+    bar = Bar("it", "layer", lambda rows: None, Level(each=1.1), cells={"a": {}})
+    found = reached._verdict(bar, ["a"], {"a": Figure(estimate, ())})
+    doubt = {"": "", "within noise": reached.WITHIN_NOISE, "no interval": reached.NO_INTERVAL}
+    said, _, why = verdict.partition(", ")
+    assert found == {"reached": reached.REACHED, "missed": reached.MISSED}[said] + doubt[why]

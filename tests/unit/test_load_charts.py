@@ -8,6 +8,7 @@ from drawn import draw
 from moe_routing_bench.figures import imbalance, pareto, perft
 from moe_routing_bench.report import script_data
 
+SIZES = {"tokens": 64, "top_k": 2, "experts": 8, "hidden": 32, "dtype": "bf16"}
 ROUTED = {"median_us": 2.0, "tokens": 64, "top_k": 2, "sampler": "exact"}
 
 
@@ -178,3 +179,30 @@ def test_one_skew_is_no_axis():
     assert imbalance.load_cv(rows).reason == "all loads were drawn with one skew"
     texts = [text.get_text() for axes in draw("load_cv", rows)[0].axes for text in axes.texts]
     assert texts and all("all loads were drawn with one skew" in text for text in texts)
+
+
+def test_the_middle_of_three_routings_is_shown():
+    rows = [
+        one("pack", **ROUTED, experts=8, skew=0.5, load_cv=cv, drop_rate=drop, capacity_factor=1.0)
+        for cv, drop in ((0.5, 0.1), (0.6, 0.2), (0.7, 0.6))
+    ]
+    found = imbalance.load_cv(frame(*rows, rows[0] | {"skew": 1.0, "load_cv": 1.0}))
+    mark = found.marks[(found.marks["series"] == "capacity factor 1") & (found.marks["x"] == 0.5)]
+    assert mark[["y", "low", "high"]].to_numpy(float).tolist() == [pytest.approx([20, 10, 60])]
+
+
+def test_a_cost_is_in_percent():
+    rows = [
+        one(
+            "routing",
+            median_us=us,
+            ci_low_us=us,
+            ci_high_us=us,
+            skew=0.0,
+            drop_rate=drop,
+            capacity_factor=factor,
+            **SIZES,
+        )
+        for us, drop, factor in ((1.0, 0.25, 1.0), (2.0, 0.0, 2.0))
+    ]
+    assert sorted(pareto.chart(frame(*rows)).marks["x"]) == [0, 25]

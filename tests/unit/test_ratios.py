@@ -89,3 +89,15 @@ def test_the_interval_of_a_mean_covers_as_it_says() -> None:
         found = ratios.gmean(cells)
         held += found.low <= middle <= found.high
     assert 0.93 <= held / 400 <= 0.995
+
+
+def test_a_figure_is_widened_by_independent_errors() -> None:
+    """3 % and 4 % are 5 %, of the logarithm, as are those of the interval."""
+    point = ratios.widened(Estimate(2.0, 2.0, 2.0), [math.expm1(0.03), math.expm1(0.04)])
+    assert (point.low, point.high) == pytest.approx((2 * math.exp(-0.05), 2 * math.exp(0.05)))
+    wide = ratios.widened(Estimate(2.0, 2 * math.exp(-0.12), 2 * math.exp(0.03)), [math.expm1(0.03), math.expm1(0.04)])
+    assert (wide.low, wide.high) == pytest.approx((2 * math.exp(-0.13), 2 * math.exp(math.hypot(0.03, 0.05))))
+
+
+def test_blocks_set_aside_of_either_row_leave_no_pairs() -> None:
+    assert ratios.between(row(SLOW), row(FAST, set_aside=1)) == statistics.unpaired_ratio(SLOW, FAST)

@@ -188,3 +188,30 @@ def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:
     entries = of_runs(stored())
     assert table.text(entries) == table.FILE.read_text(encoding="utf-8")
     assert regret.lines(entries, table.load())
+
+
+def test_entries_leave_out_plug_ins_and_shared_experts() -> None:
+    """A row with one of the axes of shared experts is not of the table, nor is one of another package."""
+    rows = [
+        one("layer", "cute", median_us=2.0, **VALUES),
+        one("layer", "triton", median_us=1.0, plugin="other:it", **VALUES),
+        one("layer", "torch_loop", median_us=3.0, shared_intermediate=64, **VALUES),
+    ]
+    assert [entry.times for entry in choices.entries(frame(*rows), "run")] == [{"cute": 2.0}]
+
+
+def test_an_entry_is_as_old_as_its_first_row() -> None:
+    rows = [
+        one("layer", name, median_us=2.0, **VALUES | {"cell": "c", "started_at": at})
+        for name, at in (("cute", "2026-11-22"), ("triton", "2026-11-21"), ("torch_loop", "2026-11-23"))
+    ]
+    (entry,) = choices.entries(frame(*rows), "run")
+    assert entry.measured == "2026-11-21"
+
+
+@pytest.mark.parametrize(
+    ("mean", "worst", "met"),
+    [(0.03, 0.15, True), (0.031, 0.0, False), (0.0, 0.151, False)],
+)
+def test_a_bar_is_of_the_mean_and_of_the_worst(mean: float, worst: float, met: bool) -> None:
+    assert regret.Summary("all", 3, mean, worst).met == met

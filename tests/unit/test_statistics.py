@@ -229,3 +229,24 @@ def test_gini_is_the_mean_difference_of_pairs(loads):
     found = statistics.load_statistics(loads)
     assert found["load_gini"] == pytest.approx(pairs / (2 * np.mean(loads)), abs=1e-9)
     assert found["load_cv"] == pytest.approx(np.std(loads) / np.mean(loads), abs=1e-9)
+
+
+def test_holm_multiplies_by_what_is_left():
+    """0.01 of three by 3, 0.02 by 2, 0.9 by 1; a later one is never below an earlier one, and none above 1."""
+    assert statistics.holm([0.02, 0.01, 0.9]) == pytest.approx([0.04, 0.03, 0.9])
+    assert statistics.holm([0.03, 0.02]) == pytest.approx([0.04, 0.04])
+    assert statistics.holm([0.6, 0.5]) == [1, 1] and statistics.holm([]) == []
+
+
+def test_a_summary_of_known_samples():
+    """Of 0, 1, 4, ... 400 in blocks of one: every order statistic, and the middle deviation from the middle."""
+    found = statistics.summarize([[float(i * i)] for i in range(21)])
+    names = ("min_us", "p5_us", "q1_us", "median_us", "q3_us", "p95_us", "max_us")
+    assert [found[name] for name in names] == [0, 1, 25, 100, 225, 361, 400]
+    assert found["mad_us"] == 91  # |81 - 100| is 19, |9 - 100| is 91: the eleventh of 21
+
+
+def test_half_the_interval_of_a_mean():
+    """Of 1, 2, 3: 4.303 times 1 over the root of 3."""
+    assert statistics.mean_half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.302653 / 3**0.5, rel=1e-6)
+    assert np.isnan(statistics.mean_half_width(np.array([1.0])))

@@ -805,3 +805,21 @@ def test_counts_are_never_ids(tmp_path, layers, experts, mean, seed):
         for known in (None, experts):
             with pytest.raises(UserError):
                 reading.read(path, Options(experts=known))
+
+
+@pytest.mark.parametrize(("tokens", "proven"), [(80, False), (128, True)])
+def test_how_often_chance_would_repeat_an_id_is_counted_once_a_pair(tokens: int, proven: bool) -> None:
+    """Two columns that hold each of 8 experts alike: 10 pairs of 80 tokens are too few, 16 of 128 are enough."""
+    rng = np.random.default_rng(0)
+    first = rng.permutation(np.tile(np.arange(8), tokens // 8))
+    shift = rng.permutation(np.tile(np.arange(1, 8), -(-tokens // 7))[:tokens])
+    ids = np.stack([first, (first + shift) % 8], axis=1)
+    assert bool(checks.proof_of(ids)) == proven and checks.expected_repeats(ids).sum() / 2 == pytest.approx(
+        tokens / 8, rel=0.1
+    )
+
+
+def test_the_most_ids_are_not_too_many() -> None:
+    checks.check_most(5, "here", 5)
+    with pytest.raises(UserError, match="6 in here"):
+        checks.check_most(6, "here", 5)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.cli import main as cli
+from moe_routing_bench.config import expand
 from moe_routing_bench.statistics import load_statistics
 from moe_routing_bench.traces import checks, reading
 from moe_routing_bench.traces.values import Options
@@ -380,3 +382,42 @@ def test_damaged_bytes_are_read_or_refused(tmp_path, name, at, junk):
     except UserError:
         return
     assert ids.dtype == np.int32 and ids.ndim == 2 and ids.min() >= 0 and ids.max() < 6
+
+
+def test_an_edited_trace_of_equal_size_is_read_again(tmp_path) -> None:
+    """In place, where the file keeps its size and its number."""
+    path = tmp_path / "t.parquet"
+    pq.write_table(pa.table({"expert_ids": [[0, 1], [1, 0]]}), path)
+    expand._check_trace(path, 2, 2, 2)
+    known = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"edited")
+    os.utime(path, ns=(known.st_atime_ns, known.st_mtime_ns + 1_000_000_000))
+    assert (path.stat().st_size, path.stat().st_ino) == (known.st_size, known.st_ino)
+    with pytest.raises(UserError):
+        expand._check_trace(path, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "got"),
+    [
+        ({"expert_ids": [[0, 2], [1, 0]]}, "ids 0 to 2"),
+        ({"expert_ids": [[0, -1], [1, 0]]}, "ids -1 to 1"),
+        ({"expert_ids": [[0, 1], [1, 0]], "layer": [3, 4]}, "different values of 'layer'"),
+        ({"expert_ids": [[0, None], [1, 0]]}, "rows of other lengths"),
+        ({"expert_ids": [[0, 1], None]}, "rows of other lengths"),
+        ({"expert_ids": [[0, 1, 0, 1]]}, "1 rows"),
+        ({"expert_ids": [[1, 1], [1, 0]]}, "holds an expert twice"),
+    ],
+)
+def test_a_trace_that_just_misses_is_refused(columns: dict, got: str, tmp_path: Path) -> None:
+    """Two tokens of two of two experts."""
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match=got):
+        trace.read(tmp_path / "t.parquet", 2, 2, 2)
+
+
+def test_an_expert_twice_is_found_wherever_it_is(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"expert_ids": [[0, 1, 0]]}), tmp_path / "t.parquet")
+    with pytest.raises(UserError, match="twice"):
+        trace.read(tmp_path / "t.parquet", 1, 3, 3)

@@ -15,6 +15,10 @@ class Failure(Exception):
         self.status, self.reason = status, reason
 
 
+class Ruined(Failure):
+    """An implementation is out, and has changed what cannot be put back: the worker must end."""
+
+
 class Tainted(Exception):
     """Inputs changed, but not since this implementation ran, so the culprit is unknown."""
 
@@ -36,6 +40,7 @@ class Candidate:
     energies: list[float] = field(
         default_factory=list
     )  # of a call, in each long turn, mJ; none where the board does not count
+    digests: dict[int, int] = field(default_factory=dict)  # of outputs that were right, by the draw's identity
     fields: dict[str, object] = field(default_factory=dict)
     twin: "Candidate | None" = None
 

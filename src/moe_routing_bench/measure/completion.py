@@ -51,7 +51,7 @@ def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], starte
         row |= {"plugin": implementation.reference, "implementation_version": implementation.version()}
     if implementation.peer:
         row["implementation_version"] = provenance.version(implementation.peer.distribution)
-    if row["status"] == "ok":
+    if row["status"] in ("ok", "below_roofline"):
         row |= derived(job, row)
     return row
 

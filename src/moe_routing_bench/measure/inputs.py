@@ -1,4 +1,4 @@
-"""The input and output sets of a cell: copies of a few draws, until a rotation through them finds the L2 cache cold.
+"""The input and output sets of a cell: a draw each, until a rotation through them finds the L2 cache cold.
 
 Implementations are bound to the tensors of a set. Their values can be replaced in place, so that nothing computed from them
 when an implementation was bound or captured is of use; and each tensor lies between guard bytes that no call may write.
@@ -21,7 +21,6 @@ from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.workload.draw import again
 
 _LEAST_ROTATION_US = 1000.0  # of implementations in processes of their own
-_MOST_DRAWS = 16  # of which calls read different weights
 
 
 @dataclass(frozen=True)
@@ -35,21 +34,22 @@ class Drawn:
 class Sets:
     """R input and output sets; set i holds draw i mod D of the draws that were loaded last.
 
-    `base` are draws by the cell's seed, `check_seeds` of them or more: what is timed. `fresh` is one more, by a `nonce` that is unknown
-    beforehand: other values, and the same loads of other experts by other tokens. `near` is the first of `base` but for a few tokens,
-    which are those of `fresh`. What all sets share is in all. `cost` is that of a call, in the mean over the sets where they share weights.
+    `base` are draws by the cell's seed, one for each set, so that the answer of a set is right for no other: what is timed.
+    `fresh` is one more, by a `nonce` that is unknown beforehand: other values, and the same loads of other experts by other tokens.
+    `near` is the first of `base` but for a few tokens, which are those of `fresh`. What all sets share is in all. `cost` is that of
+    a call, in the mean over the sets where they share weights.
     """
 
     def __init__(self, job: Job, definition: Any, device: str, arena: Arena | None = None) -> None:
-        """Draw, allocate and load the base draws. More sets than draws are for a GPU's L2 cache.
+        """Draw, allocate and load the base draws. More sets than `check_seeds` are for a GPU's L2 cache, and for isolated implementations.
 
-        Runners of isolated implementations can map what is in the `arena`: inputs and outputs of sets, not what is expected of them.
+        Runners of these can map what is in the `arena`: inputs and outputs of sets, not what is expected of them.
         """
         cell, settings = job.cell, job.settings
         shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
         if arena:
             shared = {name: arena.moved(tensor) for name, tensor in shared.items()}
-        self.nonce = secrets.randbits(31)
+        self.nonce, self._key = secrets.randbits(31), secrets.randbits(62)
 
         def draw(seed: int) -> Drawn:
             inputs = definition.build(cell, seed, device) | shared
@@ -59,21 +59,19 @@ class Sets:
         parts = {name: t for name, t in first.inputs.items() if name not in shared}
         outputs = definition.empty_outputs(cell, first.inputs)
         self.cost = definition.cost(cell, first.inputs, outputs, first.expected)
-        draws = count = settings.check_seeds
+        count = settings.check_seeds
         least = _least_sets(self.cost, device) if arena else 1
         if device == "cpu":
             count = max(count, least)
         else:
             footprint = nbytes(*parts.values(), *outputs.values())
             most = min(settings.set_limit, int(settings.set_bytes // footprint))
-            draws, count = _rotation(
-                nbytes(*parts.values()), nbytes(*shared.values()), self.cost.read_bytes, draws, most
-            )
+            count = _rotation(nbytes(*parts.values()), bool(shared), self.cost.read_bytes, count, most)
             count = max(count, min(least, most))
-        self.base = [first, *(draw(seed) for seed in _seeds(cell, draws)[1:])]
+        self.base = [first, *(draw(seed) for seed in _seeds(cell, count)[1:])]
         if shared:  # a draw reads the weights of its own experts
             read = [definition.cost(cell, draw.inputs, outputs, draw.expected).read_bytes for draw in self.base]
-            self.cost = replace(self.cost, read_bytes=round(sum(read[i % draws] for i in range(count)) / count))
+            self.cost = replace(self.cost, read_bytes=round(sum(read) / count))
         self.fresh = [draw(again(cell.seed, self.nonce))]
         close = parts | _of_tokens(parts, self.fresh[0].inputs, cell.tokens) | shared
         self.near = [Drawn(close, definition.reference(cell, close))]
@@ -90,6 +88,11 @@ class Sets:
 
     def __len__(self) -> int:
         return len(self.inputs)
+
+    def bound(self, i: int) -> dict[str, Tensor]:
+        """Inputs and outputs of set i for an implementation: tensors of its own on the same memory, so that it cannot move those that are
+        checked elsewhere."""
+        return {name: tensor.detach() for name, tensor in (self.inputs[i] | self.outputs[i]).items()}
 
     def load(self, draws: Sequence[Drawn]) -> None:
         """Overwrite all inputs in place: set i gets draw i mod D."""
@@ -211,6 +214,15 @@ class Sets:
         differences = [output.unlike(output.rows(i, len(self))[0], i % step, step) for output in self._outputs.values()]
         return torch.stack(differences).any(0)
 
+    def extents(self) -> list[tuple[int, int]]:
+        """Where the memory of all sets lies: first address, and the one after the last."""
+        wholes = [buffer.whole for buffer in (self._inputs | self._outputs).values()]
+        return [memory.extent(whole) for whole in (*wholes, *(tensor for tensor, _ in self._shared.values()))]
+
+    def digest(self, tensor: Tensor) -> int:
+        """A number that only equal bits have, as far as an implementation can tell."""
+        return int(memory.digest(tensor, self._key))
+
     def _writes(self) -> dict[str, int]:
         """How often torch has written each input in place."""
         return {name: buffer.whole._version for name, buffer in self._inputs.items()} | {
@@ -253,16 +265,13 @@ def _rows_of_tokens(inputs: dict[str, Tensor], tokens: int) -> list[str]:
     ]
 
 
-def _rotation(own: int, shared: int, read: int, draws: int, most: int) -> tuple[int, int]:
-    """How many draws, and how many sets, keep a GPU's L2 cache cold: at least `draws` of both, and beyond these at most `most` sets.
+def _rotation(own: int, shared: bool, read: int, least: int, most: int) -> int:
+    """How many sets keep a GPU's L2 cache cold: at least `least`, and beyond these at most `most`.
 
-    A call reads `read` bytes: its `own` inputs and, of the `shared` weights, those of its experts. What it reads of weights is cold
-    only after calls that read others, those of other draws. Outputs do not count: stores may be the first to leave the cache.
+    A call reads `read` bytes: its `own` inputs and, of weights that are shared, those of its experts. What it reads of weights is cold
+    only after calls that read others. Outputs do not count: stores may be the first to leave the cache.
     """
-    cold = calibration.cold_sets(max(own, read) if shared else own)
-    if shared > read:
-        draws = max(draws, min(cold, _MOST_DRAWS))
-    return draws, max(draws, min(cold, most))
+    return max(least, min(calibration.cold_sets(max(own, read) if shared else own), most))
 
 
 def _seeds(cell: Cell, count: int) -> list[int]:

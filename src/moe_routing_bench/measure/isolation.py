@@ -192,9 +192,13 @@ class Turns:
 
     check = rotate
 
-    def shortened(self) -> float:
-        """`judge` finds out."""
-        return 1.0
+    def alone_us(self) -> float:
+        """0: `judge` compares it with what is timed."""
+        return 0.0
+
+    def elsewhere(self) -> float:
+        """0: every turn finds out."""
+        return 0.0
 
     def outstanding_us(self) -> float:
         """A runner is stopped, and its device found idle, after every turn."""

@@ -111,6 +111,29 @@ def checksum(tensor: Tensor) -> int:
     return int(torch.stack(parts).sum()) if parts else 0
 
 
+def digest(tensor: Tensor, key: int) -> Tensor:
+    """A sum over the elements' bits as integers, each times a random number by `key`, () int64 on the device: whoever does not know the
+    key cannot make two answers alike."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    flat = tensor.contiguous().view(-1).view(kind)
+    rng = torch.Generator(flat.device).manual_seed(key)
+    total, step = flat.new_zeros((), dtype=torch.int64), _COMPARED // 16
+    for part in flat.split(step):
+        factors = torch.randint(1, 1 << 62, (len(part),), generator=rng, device=flat.device)
+        total = total + (part.long() * factors).sum()
+    return total
+
+
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """The first address of a tensor's memory, and the one after its last."""
+    last = (
+        sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+        if tensor.numel()
+        else -1
+    )
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
 def some(count: int, of: int) -> list[int]:
     """So many numbers below `of`, or all of them, that cannot be foreseen."""
     return secrets.SystemRandom().sample(range(of), min(count, of))

@@ -49,6 +49,15 @@ def offspring() -> set[int]:
     return pids
 
 
+def busy_seconds(pid: int) -> float:
+    """How long a process has computed so far; 0 where it has ended."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[0]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 def sweep(known: set[int], seconds: float) -> set[int]:
     """Kill all children but the `known` ones, and what these leave to this process in turn; returns which there were.
 

@@ -7,13 +7,22 @@ returned, of the sets that it runs.
 
 import contextlib
 import math
+import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from time import perf_counter  # by its own name: an implementation may replace the attribute of `time`
+
+# By their own names: an implementation may replace the attributes of `time`.
+from time import perf_counter, process_time, sleep, thread_time
 
 import torch
 
 Call = Callable[[], object]
+Clock = Callable[[], float]
+_LONE_US = (
+    100.0  # more that a rotation takes after a pause than among others, on a CPU: what it runs has left the cache
+)
+_MOST_PAUSE_US = 200.0
+_LISTEN_SECONDS = 0.002
 _CYCLES_PER_US = 2000  # of a GPU's clock, at least
 _LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
 _MOST_EXCESS = 4  # times as long a spin may take as the queueing that it hides: a device that spins rests
@@ -35,35 +44,63 @@ class HostTimer:
         """Estimate one call's time from one rotation and choose how many calls a sample takes."""
         self.calls_list = calls
         self.returned: list[object] = [None] * len(calls)
-        start = perf_counter()
-        self.rotate()
-        once = max((perf_counter() - start) * 1e6 / len(calls), 0.1)
+        self.alone: list[float] = []
+        self._elsewhere: list[float] = []
+        once = max(self._timed(0, len(calls)), 0.1)
         self.calls = max(1, math.ceil(interval_us / once))
         self._next = 0
 
+    def _timed(
+        self,
+        first: int,
+        count: int,
+        clock: Clock = perf_counter,
+        spent: Clock = process_time,
+        own: Clock = thread_time,
+    ) -> float:
+        """Mean time of so many consecutive calls. Clocks are at hand before any call: one may replace what names stand for."""
+        calls, returned, sets = self.calls_list, self.returned, len(self.calls_list)
+        before = spent() - own()
+        start = clock()
+        for i in range(first, first + count):
+            returned[i % sets] = calls[i % sets]()
+        taken = clock() - start
+        self._elsewhere.append((spent() - own() - before) / max(taken, 1e-9))
+        return taken * 1e6 / max(count, 1)
+
     def sample(self) -> float:
-        """Mean time of `calls` consecutive calls."""
-        start = perf_counter()
-        for i in range(self._next, self._next + self.calls):
-            self.returned[i % len(self.calls_list)] = self.calls_list[i % len(self.calls_list)]()
-        taken = perf_counter() - start
+        """Mean time of `calls` consecutive calls, after a pause that cannot be foreseen."""
+        pause()
+        taken = self._timed(self._next, self.calls)
         self._next += self.calls
-        return taken * 1e6 / self.calls
+        return taken
 
     def rotate(self) -> None:
-        """Every call once."""
-        for i, call in enumerate(self.calls_list):
-            self.returned[i] = call()
+        """Every call once, after a pause; what the later ones take is noted in `alone`: the first finds all caches cold."""
+        pause()
+        first = min(1, len(self.calls_list) - 1)
+        self._timed(0, first)
+        self.alone.append(self._timed(first, len(self.calls_list) - first))
 
     check = rotate  # a sample need not reach every set
 
-    def shortened(self) -> float:
-        """Calls launched one by one are all alike."""
-        return 1.0
+    def alone_us(self) -> float:
+        """The least time of a call in a rotation by itself, less what a pause costs."""
+        return min(self.alone) - _LONE_US
+
+    def elsewhere(self) -> float:
+        """Share of the time of calls in which other threads computed, in most samples so far; 0 where torch has several threads."""
+        return sorted(self._elsewhere)[len(self._elsewhere) // 4] if torch.get_num_threads() == 1 else 0.0
 
     def outstanding_us(self) -> float:
-        """A CPU's work ends with the call, or in a thread."""
-        return 0.0
+        """How long other threads compute after a sample, microseconds: the least of three; 0 for a moment or where torch has several threads."""
+        times = []
+        for _ in range(3 if torch.get_num_threads() == 1 else 0):
+            self.sample()
+            before = process_time()
+            sleep(_LISTEN_SECONDS)
+            times.append((process_time() - before) * 1e6)
+        return min(times, default=0.0) if min(times, default=0.0) > _OUTSTANDING_US else 0.0
 
 
 class EventTimer:
@@ -86,6 +123,7 @@ class EventTimer:
     def _prepare(self, calls: Sequence[Call]) -> None:
         self._calls, self.calls, self._rotations = calls, len(calls), 1
         self.returned: list[object] = [None] * len(calls)
+        self.alone: list[float] = []
         self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._spin_us, self._hides = _LEAST_SPIN_US, True
         self.samples = self.hidden = 0
@@ -96,32 +134,56 @@ class EventTimer:
         self.samples = self.hidden = 0
         return sample_us
 
+    def _pause(self) -> None:
+        pause()
+
     def _run(self) -> None:
         for _ in range(self._rotations):
-            self.rotate()
+            self._rotation()
 
-    def rotate(self) -> None:
-        """Launch every call once."""
+    def _rotation(self) -> None:
         for i, call in enumerate(self._calls):
             self.returned[i] = call()
+
+    def rotate(self) -> None:
+        """Launch every call once; what that takes is noted in `alone`."""
+        self.alone.append(self._timed(self._rotation, len(self._calls))[0])
 
     def check(self) -> None:
         """What is checked while samples are taken: a sample."""
         self.sample()
 
+    def alone_us(self) -> float:
+        """The least time of a call in a rotation by itself, less the start."""
+        return min(self.alone) - _START_US / len(self._calls)
+
+    def elsewhere(self) -> float:
+        """Nothing is known of it: `outstanding_us` finds work on other streams."""
+        return 0.0
+
     def sample(self) -> float:
         """Mean time of all calls between the events."""
-        hidden, queueing = False, 0.0
+        self._pause()
+        taken, hidden = self._timed(self._run, self.calls)
+        self.samples, self.hidden = self.samples + 1, self.hidden + hidden
+        return taken
+
+    def _timed(self, run: Callable[[], None], calls: int) -> tuple[float, bool]:
+        """Mean time of the calls that `run` launches, and whether their launch is hidden. What takes the time is at hand before that:
+        calls may replace what names stand for."""
+        hidden, queueing, clock = False, 0.0, perf_counter
+        begins, ends, fired = self._start.record, self._end.record, self._start.query
+        over, elapsed = self._end.synchronize, self._start.elapsed_time
         for _ in range(_ATTEMPTS if self._hides else 1):
             torch.cuda.synchronize()
             torch.cuda._sleep(int(self._spin_us * _CYCLES_PER_US))
-            begin = perf_counter()
-            self._start.record()
-            self._run()
-            self._end.record()
-            hidden = not self._start.query()  # the device still spins, and everything is queued
-            queueing = (perf_counter() - begin) * 1e6
-            self._end.synchronize()
+            begin = clock()
+            begins()
+            run()
+            ends()
+            hidden = not fired()  # the device still spins, and everything is queued
+            queueing = (clock() - begin) * 1e6
+            over()
             if hidden:
                 break
             self._spin_us = min(max(2 * self._spin_us, 2 * queueing), _MOST_SPIN_US)
@@ -129,12 +191,7 @@ class EventTimer:
             self._hides, self._spin_us = False, _LEAST_SPIN_US
         elif self._spin_us > _MOST_EXCESS * max(queueing, _LEAST_SPIN_US):  # the host was held up once
             self._spin_us /= 2
-        self.samples, self.hidden = self.samples + 1, self.hidden + hidden
-        return self._start.elapsed_time(self._end) * 1e3 / self.calls
-
-    def shortened(self) -> float:
-        """Calls launched one by one are all alike."""
-        return 1.0
+        return elapsed(self._end) * 1e3 / calls, hidden
 
     def outstanding_us(self) -> float:
         """How long the device works on after the last event of a sample, microseconds: the least of three; 0 for a moment."""
@@ -153,7 +210,7 @@ class EventTimer:
 class GraphTimer(EventTimer):
     """Device time of one replay of a CUDA graph that holds whole rotations: host launch cost is not in it.
 
-    A graph of one rotation is kept too: its time per call must not differ.
+    A graph of one rotation is kept too.
     """
 
     name = "cuda_graph"
@@ -176,8 +233,11 @@ class GraphTimer(EventTimer):
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")  # a stage may have nothing to do
             with capture(graph):
                 for _ in range(rotations):
-                    super().rotate()
+                    super()._rotation()
         return graph, self.returned
+
+    def _pause(self) -> None:
+        """None: no call runs on the host, and a device that waits rests."""
 
     def _run(self) -> None:
         self._replay(*self._whole)
@@ -186,22 +246,17 @@ class GraphTimer(EventTimer):
         graph.replay()
         self.returned = returned
 
-    def rotate(self) -> None:
-        """Replay the graph of one rotation."""
+    def _rotation(self) -> None:
         self._replay(*self._one)
-
-    def shortened(self) -> float:
-        """How many times as long a call takes in a graph of one rotation as in the one that is timed: 1, but for the start."""
-        whole = self.sample()
-        timed, calls = self._whole, self.calls
-        self._whole, self.calls = self._one, len(self._calls)
-        alone = sorted(self.sample() for _ in range(3))[1] - _START_US / self.calls
-        self._whole, self.calls = timed, calls
-        return alone / whole
 
     def outstanding_us(self) -> float:
         """Nothing: a capture refuses work that its stream does not wait for."""
         return 0.0
+
+
+def pause() -> None:
+    """Let a time pass that cannot be foreseen: a pause then does not tell that a check comes."""
+    sleep(secrets.randbelow(int(_MOST_PAUSE_US)) / 1e6)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ when an implementation is out, ``("tainted", reason)`` when one has harmed the o
 says which.
 """
 
+import contextlib
 import functools
 import traceback
 from collections.abc import Callable
@@ -16,15 +17,17 @@ import torch
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.job import Job
-from moe_routing_bench.measure import calibration, outcome, provenance, timers
-from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
+from moe_routing_bench.measure import calibration, outcome, plausible, processes, provenance, timers
+from moe_routing_bench.measure.candidate import Candidate, Failure, Ruined, Tainted
 from moe_routing_bench.measure.faults import described
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.isolation import Runner, Turns, runners
+from moe_routing_bench.measure.originals import genuine, originals, unshadowed
 from moe_routing_bench.measure.quiet import GpuQuiet, Quiet
 from moe_routing_bench.measure.sampling import Guarded, power_limited, sample, settle, warm_up
 from moe_routing_bench.measure.sharing import Arena
-from moe_routing_bench.measure.verify import clocks, genuine, surroundings, undisturbed, unharmed, verify
+from moe_routing_bench.measure.surroundings import surroundings, undisturbed
+from moe_routing_bench.measure.verify import idle, unharmed, verify
 from moe_routing_kernels.errors import one_line
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.target import Target
@@ -42,43 +45,48 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     After every step of an implementation its clocks must be genuine, and settings that all share as they were. With `audit` all inputs are compared as well, which
     takes time, but tells which implementation changes them.
     """
-    with runners(job, device, names) as processes:
-        _measured(job, device, names, send, audit, processes)
+    with runners(job, device, names) as isolated:
+        _measured(job, device, names, send, audit, isolated)
 
 
 def _measured(
-    job: Job, device: str, names: list[str], send: Send, audit: bool, processes: dict[str, list[Runner]]
+    job: Job, device: str, names: list[str], send: Send, audit: bool, isolated: dict[str, list[Runner]]
 ) -> None:
     """`run` with a process for each isolated implementation."""
     begin = perf_counter()
     torch.set_num_threads(job.settings.cpu_threads)
+    known, settings, children = originals(), surroundings(), processes.offspring()  # before a plug-in is imported
     send(("at", None, "inputs"))
     bench, cell = bench_of(job), job.cell
     definition = bench.definition()
     gpu = provenance.Gpu() if device != "cpu" else None
-    if gpu and processes:
-        gpu.own |= {each.pid for some in processes.values() for each in some}
-    sets = Sets(job, definition, device, Arena(device) if processes else None)
+    if gpu and isolated:
+        gpu.own |= {each.pid for some in isolated.values() for each in some}
+    sets = Sets(job, definition, device, Arena(device) if isolated else None)
     cost = sets.cost
     mix = _mix(cost) if bench.streams else None
-    known, settings = clocks(), surroundings()
+
+    alive: list[Candidate] = []
 
     def harmed() -> None:
-        genuine(known)
-        undisturbed(settings)
         if gpu:
             gpu.watch()
-        if audit:
-            unharmed(sets)
+        timers_of_all = [entry.timer for candidate in alive for entry in candidate.entries]
+        with contextlib.ExitStack() as checks:  # all of them, whatever one of them finds
+            checks.callback(idle, children)
+            checks.callback(unshadowed, sets, *timers_of_all)
+            if audit:
+                checks.callback(unharmed, sets)
+            checks.callback(undisturbed, settings)
+            checks.callback(genuine, known)
 
     guarded = functools.partial(_guarded, send, after=harmed)
     send(("at", None, "calibration"))
     ceilings = calibration.ceilings(device, mix, cost.read_bytes, cost.write_bytes)
     before = ceilings.measure()
-    quiet = GpuQuiet() if gpu and processes else Quiet()
-    alive: list[Candidate] = []
+    quiet = GpuQuiet() if gpu and isolated else Quiet()
     for name in names:
-        admit = functools.partial(_entered, job, name, sets, device, send, quiet, processes.get(name, []))
+        admit = functools.partial(_entered, job, name, sets, device, send, quiet, isolated.get(name, []))
         entered: list[Candidate] = []
         if guarded(name, "preparing", lambda admit=admit, entered=entered: entered.append(admit())):
             alive += entered
@@ -119,6 +127,8 @@ def _measured(
     rows = {candidate.name: outcome.row(candidate) | common for candidate in alive}
     outcome.speedups(alive, rows, bench.baseline)
     outcome.twins(alive, rows)
+    if device == "cpu" and rows:
+        plausible.judge(rows.values(), cost)
     send(("rows", {n: r | {"measure_seconds": perf_counter() - begin} for n, r in rows.items()}))
 
 
@@ -138,6 +148,8 @@ def _guarded(
         raise SystemExit(3) from error
     except Failure as failure:
         send(("failed", name, failure.status, one_line(failure.reason)))
+        if isinstance(failure, Ruined):
+            raise SystemExit(3) from failure
     except (Exception, SystemExit) as error:
         status, reason = described(error)
         send(("failed", name, status, f"{step}: {reason}"))
@@ -186,6 +198,7 @@ def _entered(
         candidate = admitted(0)
         if name in job.twins:
             candidate.twin = admitted(1)
+        unshadowed(*(entry.timer for entry in candidate.entries))
     except Exception:
         for process in processes:
             process.end()
@@ -239,7 +252,7 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
         raise Failure("unsupported", reason)
     if damage := sets.damage():
         raise Tainted(damage)
-    calls = [bench.bind(name, job.cell, i | o) for i, o in zip(sets.inputs, sets.outputs, strict=True)]
+    calls = [bench.bind(name, job.cell, sets.bound(i)) for i in range(len(sets))]
     candidate = Candidate(name, calls, fields={"layout": job.cell.get("layout") or bench[name].layout})
     send(("at", name, "warming up"))
     warmup_calls = warm_up(candidate, job.settings.warmup_ms, device)
