@@ -82,3 +82,11 @@ def _children() -> list[tuple[str, str]]:
         except OSError:
             continue
     return found
+
+
+def test_our_own_run_isolated_where_a_job_asks_for_it():
+    """Also a composite whose outputs are right only by what its stages show."""
+    cell = cell_of("routing", tokens=16, hidden=32, experts=4, top_k=2, dtype="fp32")
+    (row,) = supervisor.measure(Job(cell, ("torch",), QUICK, ("torch",), isolate="all"))
+    assert (row["status"], row["isolated"], row.get("stage_us")) == ("ok", True, None), row.get("reason")
+    assert row["twin_median_us"] > 0 and row["cold_sets"] >= 3 and row["timer"] == "wall"

@@ -20,7 +20,7 @@ from moe_routing_bench.measure import calibration, memory
 from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.workload.draw import again
 
-_LEAST_ROTATION_US = 1000.0  # of implementations in processes of their own
+LEAST_ROTATION_US = 1000.0  # of implementations in processes of their own
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _least_sets(cost: Any, device: str) -> int:
     """How many sets take an isolated implementation a millisecond, or longer: much longer than the hand-over to its process."""
     bytes_per_us, flops_per_us, call_us = (1e4, 1e5, 20.0) if device == "cpu" else (4e6, 1e9, 2.0)
     least_us = max(call_us, (cost.read_bytes + cost.write_bytes) / bytes_per_us, cost.flops / flops_per_us)
-    return ceil(_LEAST_ROTATION_US / least_us)
+    return ceil(LEAST_ROTATION_US / least_us)
 
 
 def _rows_of_tokens(inputs: dict[str, Tensor], tokens: int) -> list[str]:

@@ -14,6 +14,7 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any
@@ -24,7 +25,7 @@ from moe_routing_bench.benches.plugins import bench_of, isolated
 from moe_routing_bench.grid.job import Job
 from moe_routing_bench.measure import memory, processes, runner, sharing
 from moe_routing_bench.measure.candidate import Candidate, Failure
-from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.measure.inputs import LEAST_ROTATION_US, Sets
 from moe_routing_bench.measure.quiet import Quiet
 from moe_routing_bench.measure.verify import checked, differences
 
@@ -170,12 +171,18 @@ class Turns:
         said, _ = process.ask("bind", runner.Sets(stacked, shared), descriptors=descriptors)
         process.alone()
         self.sets, rotations = _whole(said, "sets", len(sets)), _whole(said, "rotations", 1 << 20)
-        self.returned: list[object] = [None] * self.sets  # outputs are those that were given
         self.warmup_calls = _whole(said, "warmup_calls", 1 << 40)
         self._kind = "cpu" if process.device == "cpu" else "cuda"
         least_us = max(job.settings.interval_us, _LEAST_TURN_US[self._kind], process.handover_us / _SHARE)
         self._request, self._count, self._rotations = "rotate", 1, 1
         once = min(self._turn("rotate", 1).seconds for _ in range(2)) * 1e6
+        if self._kind == "cpu":  # where no cache has to be cold
+            needed = max(job.settings.check_seeds, ceil(LEAST_ROTATION_US * self.sets / once))
+            if needed < self.sets:
+                process.ask("limit", needed)
+                once, self.sets = once * needed / self.sets, needed
+        wanted = getattr(bench_of(job).definition(), "SHOWN", ())
+        self.returned: Sequence[Any] = Shown(self, wanted) if wanted else [None] * self.sets
         if rotations > 1 and once < least_us:
             self._request, self._rotations = "run", rotations
             once = min(self._turn("run", 1).seconds for _ in range(2)) * 1e6
@@ -273,25 +280,41 @@ class Turns:
         bench, cell, sets = bench_of(self._job), self._job.cell, self._sets
         for i in memory.some(_CHECKED, self.sets):
             expected = bench.definition().reference(cell, sets.inputs[i])
-            check = checked(
-                bench, self._candidate.name, cell, sets.inputs[i], sets.outputs[i], sets.outputs[i], expected
-            )
+            outputs = sets.outputs[i] | (self.returned[i] or {})
+            check = checked(bench, self._candidate.name, cell, sets.inputs[i], sets.outputs[i], outputs, expected)
             if check.error:
                 raise Failure("incorrect", f"on new values: {check.error}")
 
     def shown(self) -> dict[str, torch.Tensor]:
         """Tensors of the first set by name: operands, and what the stages of a composite handed on."""
-        found = self._sets.inputs[0] | self._sets.outputs[0]
-        if not bench_of(self._job).stages:
-            return found
-        said, _ = self._process.ask("show")
+        return self.handed_on(0) | self._sets.inputs[0] | self._sets.outputs[0]
+
+    def handed_on(self, i: int, wanted: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
+        """The `wanted` tensors, or all but operands, that the call of set i returned."""
+        said, _ = self._process.ask("show", i, wanted)
+        device, found = next(iter(self._sets.outputs[i].values())).device, {}
         try:
             for name, kind, shape, place in said["shown"]:
                 tensor = sharing.read(self._process.shown, place, getattr(torch, kind), tuple(shape))
-                found = {name: tensor.to(next(iter(self._sets.outputs[0].values())).device)} | found
+                found[str(name)] = tensor.to(device)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError, RuntimeError) as error:
             raise Failure("incorrect", "its process shows outputs of stages that are none") from error
         return found
+
+
+class Shown(Sequence[Any]):
+    """What the call of each set returned besides its outputs, which are those that were given; asked for when it is looked at."""
+
+    def __init__(self, turns: Turns, wanted: tuple[str, ...]) -> None:
+        self._turns, self._wanted = turns, wanted
+
+    def __len__(self) -> int:
+        return self._turns.sets
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._turns.handed_on(index, self._wanted)
 
 
 def _whole(said: dict[str, Any], name: str, most: int) -> int:

@@ -209,13 +209,17 @@ class _Runner:
         if self._device != "cpu":
             torch.cuda.synchronize()
 
-    def _show(self) -> dict[str, Any]:
-        """Write what the call of the first set returned, but for operands, to the file: dtype, shape and place of each."""
-        returned = self._rotation.returned[0]
+    def _limit(self, count: int) -> None:
+        """Let only the first sets take part."""
+        self._rotation = Rotation(self._rotation.calls[:count])
+
+    def _show(self, i: int, wanted: tuple[str, ...]) -> dict[str, Any]:
+        """Write what the call of set i returned to the file, the `wanted` tensors or all but operands: dtype, shape and place of each."""
+        returned = self._rotation.returned[i]
         tensors = {} if not isinstance(returned, dict) else returned
         forms, place = [], 0
         for name, tensor in tensors.items():
-            if name not in self._tensors[0]:
+            if name in wanted or not (wanted or name in self._tensors[0]):
                 data = memory.as_bytes(tensor.detach()).cpu().numpy()
                 os.pwrite(self._shown, data.data, place)
                 forms.append((name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), place))
