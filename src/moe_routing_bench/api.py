@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_routing_bench.config import by_hand, presets
-from moe_routing_bench.grid.cell import Job
+from moe_routing_bench.grid.cell import ISOLATE, Job
 from moe_routing_bench.measure import client
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.project_files import own_or_shipped
@@ -28,16 +28,17 @@ def measure(
     plugins: Sequence[str] = (),
     models: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    isolate: str = ISOLATE[0],
     **axes: Any,
 ) -> list[dict[str, Any]]:
     """Measure implementations of a bench together and return their rows, in the order of cells and table.
 
     A row has the columns of ``docs/columns.md``, of which those that do not apply are None: `status` says whether there is a time, `reason`
     why not. Without names, all implementations take part. Of an axis one value is given, or a list of several. `settings` are those
-    below ``measure:`` of a config. Cells are measured as the workflow measures them, outside this process, whatever it has done with
+    below ``measure:`` of a config. With ``isolate="all"`` every implementation runs in a process of its own, as those of other packages do. Cells are measured as the workflow measures them, outside this process, whatever it has done with
     torch and its GPU; what failed implementations print goes to stderr.
     """
-    asked = jobs(bench, implementations, plugins=plugins, models=models, settings=settings, **axes)
+    asked = jobs(bench, implementations, plugins=plugins, models=models, settings=settings, isolate=isolate, **axes)
     baselines = importlib.import_module("moe_routing_bench.comparison.ratios")
     with tempfile.TemporaryDirectory(prefix="measure-") as folder:
         found = [_measured(job, Path(folder, f"{number}.parquet")) for number, job in enumerate(asked)]
@@ -70,13 +71,14 @@ def jobs(
     plugins: Sequence[str] = (),
     models: str | Path | None = None,
     settings: Mapping[str, Any] | None = None,
+    isolate: str = ISOLATE[0],
     **axes: Any,
 ) -> list[Job]:
     """What `measure` measures: a job for each cell. `job.cell` has the values of the axes, and `job.spec` is all of it as JSON."""
     own = presets.load(own_or_shipped(paths.MODELS), models) if axes.get("model") is not None else {}
     references = list(dict.fromkeys([*declarations.installed(), *plugins]))
     with by_hand.called(str):
-        return by_hand.jobs(bench, implementations, axes, settings or {}, references, own)
+        return by_hand.jobs(bench, implementations, axes, settings or {}, references, own, isolate)
 
 
 def _measured(job: Job, out: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,9 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -149,3 +151,56 @@ def test_every_request_is_answered_once(end, code, error, heard, monkeypatch) ->
         with pytest.raises(Left):
             server.answer(SimpleNamespace(sendall=send))
     assert said == [f"{code}\n".encode(), code] and flushed[-2:] == ["stdout", "stderr"]
+
+
+def test_a_tree_ends_with_what_has_left_its_session():
+    """A grandchild in a session of its own is below its parent until that ends, then below the subreaper."""
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        processes.adopt()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+            os.write(write, str(os.getpid()).encode())
+            time.sleep(60)
+        os.wait()
+        time.sleep(60)
+    daemon = int(os.read(read, 20))
+    while daemon not in processes.descendants(child):
+        time.sleep(0.001)
+    assert processes.running({daemon, child}) == {daemon, child}
+    processes.end_tree(child, 2.0)
+    assert not processes.running({daemon, child})
+
+
+def test_the_time_that_another_process_computes():
+    if (child := os.fork()) == 0:
+        end = time.process_time() + 0.05
+        while time.process_time() < end:
+            pass
+        os.kill(os.getpid(), signal.SIGSTOP)
+    os.waitid(os.P_PID, child, os.WSTOPPED)
+    assert 0.05 <= processes.cpu_seconds(child) < 0.5
+    processes.end_tree(child, 1.0)
+
+
+def test_a_process_keeps_its_memory_from_one_that_has_renounced():
+    """Not even root reads it."""
+    code = "import sys; from moe_routing_bench.measure import processes; processes.renounce(); open(f'/proc/{sys.argv[1]}/mem', 'rb')"
+    if (child := os.fork()) == 0:
+        processes.keep_to_itself()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    os.waitid(os.P_PID, child, os.WSTOPPED)
+    done = subprocess.run([sys.executable, "-c", code, str(child)], capture_output=True, text=True, check=False)
+    processes.end_tree(child, 1.0)
+    assert done.returncode == 1 and "PermissionError" in done.stderr, done.stderr
+
+
+def test_descriptors_but_a_few_are_closed():
+    if (child := os.fork()) == 0:
+        kept, closed, device = os.pipe()[0], os.pipe()[0], os.open(os.devnull, os.O_RDONLY)
+        processes.close_all_but(kept)
+        open_ones = {int(name) for name in os.listdir("/proc/self/fd")}
+        os._exit(0 if {kept, device} <= open_ones and closed not in open_ones else 1)
+    assert os.waitpid(child, 0)[1] == 0

@@ -22,6 +22,7 @@ from moe_routing_bench.measure import (
     blocks,
     calibration,
     completion,
+    faults,
     footprint,
     outcome,
     sampling,
@@ -486,10 +487,10 @@ def test_the_place_of_a_crash_is_the_last_line_that_is_no_librarys(monkeypatch):
         try:
             action()
         except Exception as error:
-            found.append(worker._place(error))
+            found.append(faults._place(error))
             if text:
-                monkeypatch.setattr(worker, "_LIBRARIES", ("/",))
-                found.append(worker._place(error))
+                monkeypatch.setattr(faults, "_LIBRARIES", ("/",))
+                found.append(faults._place(error))
                 monkeypatch.undo()
     own, library, package = found
     assert (
@@ -627,7 +628,7 @@ def test_an_error_and_its_place_are_one_line_of_at_most_300_characters():
     def said(text: str) -> str:
         with pytest.raises(ZeroDivisionError) as error:
             raise ZeroDivisionError(text)
-        return worker.said(error.value)
+        return faults.said(error.value)
 
     free = 300 - len(said(""))
     assert len(said("x" * free)) == len(said("x" * (free + 1))) == len(said("long\n" * 200)) == 300
@@ -818,6 +819,9 @@ class Simulated:
     def state(self) -> dict[str, object]:
         return {"gpu_name": "a card", "other_gpu_processes": 0}
 
+    def watch(self) -> None:
+        """No other process."""
+
     def power_capped(self) -> bool:
         return self.capped
 
@@ -851,7 +855,7 @@ def simulated(clock, monkeypatch):
             timed.extend(calls)
             return host(calls, interval_us)
 
-        def sets(job, definition, device):
+        def sets(job, definition, device, arena):
             assert device == "cuda"
             return Sets(job, definition, "cpu")
 

@@ -89,6 +89,14 @@ def used(bench: Bench, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
+def isolated(job: Job, names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the implementations that run in processes of their own: all where the job says so, else those that have code of other packages."""
+    if job.isolate == "all" or not job.plugins:
+        return tuple(names) if job.isolate == "all" else ()
+    bench = bench_of(job)
+    return tuple(name for name in names if used(bench, [name]))
+
+
 def references(job: Job) -> tuple[str, ...]:
     """The references of all that a job has from other packages: plugins, and its routing rule."""
     rule = job.cell.get("router") or ""

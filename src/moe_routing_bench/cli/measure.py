@@ -24,7 +24,7 @@ from moe_routing_bench.cli.options import (
 )
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.cli.profile import profiled
-from moe_routing_bench.grid.cell import Job
+from moe_routing_bench.grid.cell import ISOLATE, Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import platforms
@@ -48,6 +48,12 @@ def measure(
         str, typer.Option(help="What measures: cold (a process of its own) | warm (a server that has imported torch)")
     ] = "cold",
     plugin: Plugins = None,
+    isolate: Annotated[
+        str,
+        typer.Option(
+            help="Implementations that run in processes of their own: plugins (those of other packages) | all"
+        ),
+    ] = ISOLATE[0],
     own: Models = None,
     out: Annotated[Path | None, typer.Option(help="Also write the rows of one cell to this Parquet file")] = None,
     profile: Annotated[
@@ -65,11 +71,12 @@ def measure(
     mistake in the options; 130 after Ctrl-C and 143 after SIGTERM, which print the rows of the cells that are finished.
     """
     pick("--mode", mode, ("warm", "cold"))
+    pick("--isolate", isolate, ISOLATE)
     if as_json and as_csv:
         raise bad("--csv", "together with --json", "one of them")
     settings = {"max_seconds": max_seconds, "min_blocks": min_blocks, "cpu_threads": cpu_threads, "timeout": timeout}
     names = None if implementations is None else implementations.split(",")
-    jobs = asked_jobs(bench, names, settings, references(plugin), own, values)
+    jobs = asked_jobs(bench, names, settings, references(plugin), own, values, isolate)
     for option, path in (("--out", out), ("--profile", profile)):
         if path and len(jobs) > 1:
             raise bad(option, f"{len(jobs)} cells", "one cell", "--json and --csv print the rows of several")

@@ -15,7 +15,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes, by_hand
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.fields import NONE, words
-from moe_routing_bench.grid.cell import Job
+from moe_routing_bench.grid.cell import ISOLATE, Job
 from moe_routing_bench.store import paths
 from moe_routing_bench.study.request import models
 from moe_routing_kernels import files
@@ -132,13 +132,15 @@ def asked_jobs(
     plugins: list[str],
     own_models: Path | None,
     values: Mapping[str, Any],
+    isolate: str = ISOLATE[0],
 ) -> list[Job]:
     """The jobs of a bench with these settings, and `values` of options that `with_axes` made; without names all implementations of the
     bench, those of `plugins` among them. Raises `UserError`."""
     names = None if implementations is None else [name.strip() for name in implementations]
     given = {name: _read(AXES[name], value) for name, value in values.items() if value is not None}
     with by_hand.called(option_of):
-        return by_hand.jobs(bench, names, given, settings, plugins, models(own_models) if values["model"] else {})
+        presets = models(own_models) if values["model"] else {}
+        return by_hand.jobs(bench, names, given, settings, plugins, presets, isolate)
 
 
 def warn_of_ignored(bench: str, options: Mapping[str, Any]) -> None:

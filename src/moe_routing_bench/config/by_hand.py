@@ -9,7 +9,7 @@ from moe_routing_bench.benches.registry import BENCHES, benches_of
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.grid.cell import Job
+from moe_routing_bench.grid.cell import ISOLATE, Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_kernels.errors import UserError, pick
 
@@ -25,11 +25,13 @@ def jobs(
     settings: Mapping[str, Any],
     plugins: Sequence[str],
     models: Mapping[str, Any],
+    isolate: str = ISOLATE[0],
 ) -> list[Job]:
     """A job for each cell of a bench with these values of axes: of an axis of lists one value, or a list of several.
 
     An axis that is not given has its typical value, where it has one; a model gives its own. Without names, all implementations of the
-    bench take part, those of `plugins` among them. `models` are those of `presets.load`. Raises `UserError`.
+    bench take part, those of `plugins` among them. `models` are those of `presets.load`. `isolate` says which run in
+    processes of their own. Raises `UserError`.
     """
     for name in values:
         pick("axis", name, AXES)
@@ -39,6 +41,8 @@ def jobs(
     asked["grid"][0] |= {name: list(value) for name, value in lists.items()}
     if plugins:
         asked["plugins"] = list(plugins)
+    if isolate != ISOLATE[0]:
+        asked["isolate"] = isolate
     if implementations is not None:
         known = [implementation.name for implementation in benches_of(plugins)[bench].implementations]
         asked["grid"][0]["implementations"] = [pick("implementations", name, known) for name in implementations]

@@ -13,7 +13,7 @@ from moe_routing_bench.benches.registry import benches_of
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.load import load
-from moe_routing_bench.grid.cell import Cell, Job, Value
+from moe_routing_bench.grid.cell import ISOLATE, Cell, Job, Value
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.workload import skew, trace
 from moe_routing_bench.workload.rows import row_layout
@@ -55,7 +55,8 @@ def expand(config: Mapping[str, Any], models: Mapping[str, Any]) -> list[Job]:
     for cell, asked in wanted.items():
         bench = benches[cell.bench]
         names, twins = (_in_table_order(bench, each) for each in asked)
-        jobs.append(Job(cell, names, settings, twins, used(bench, names)))
+        isolate = config.get("isolate", ISOLATE[0])
+        jobs.append(Job(cell, names, settings, twins, used(bench, names), isolate))
     _check_keys(jobs)
     return jobs
 

@@ -17,6 +17,7 @@ from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.schema import field, json_schema, model
 from moe_routing_bench.config.training_sections import AdaptationEntry, TrainingEntry
 from moe_routing_bench.fields import Choice, Distinct, title
+from moe_routing_bench.grid.cell import ISOLATE
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import writing
@@ -129,6 +130,11 @@ Config = model(
         Annotated[list[Annotated[str, Field(pattern=f"^{declarations.REFERENCE}$")]], Distinct()],
         "implementations of other packages, which are measured with those of this one",
         description="a non-empty list, without repetition, of package.module or package.module:NAME",
+    ),
+    isolate=field(
+        Annotated[str, Choice(ISOLATE)],
+        "implementations that run in processes of their own: those of other packages, or all",
+        ISOLATE[0],
     ),
     models=field(
         str, "a file of model presets, in addition to those of the project", description="the path of a YAML file"

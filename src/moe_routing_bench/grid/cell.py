@@ -66,6 +66,9 @@ class Cell:
         return Cell(parts["bench"], parts["key"], tuple(parts["axes"].items()), parts["family"])
 
 
+ISOLATE = ("plugins", "all")  # implementations that run in processes of their own
+
+
 def canonical(parts: Mapping[str, Any]) -> str:
     """One JSON text for the same parts, whatever their order."""
     return json.dumps(parts, sort_keys=True, separators=(",", ":"))
@@ -79,13 +82,14 @@ def spec_hash(spec: str) -> str:
 @dataclass(frozen=True)
 class Job:
     """`twins` are those of the `implementations` that take part twice: how far they are apart is noise (A/A). `plugins` are references
-    of those that are of other packages, alone or as parts."""
+    of those that are of other packages, alone or as parts. `isolate` is one of `ISOLATE`: which have a process of their own."""
 
     cell: Cell
     implementations: tuple[str, ...]
     settings: Settings
     twins: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
+    isolate: str = ISOLATE[0]
 
     @cached_property
     def spec(self) -> str:
@@ -99,6 +103,8 @@ class Job:
             parts["twins"] = self.twins
         if self.plugins:
             parts["plugins"] = self.plugins
+        if self.isolate != ISOLATE[0]:
+            parts["isolate"] = self.isolate
         if "trace" in self.cell:
             parts["trace_sha256"] = file_sha256(Path(self.cell.trace))
         return canonical(parts)
@@ -123,6 +129,7 @@ class Job:
             Settings(**parts["settings"]),
             tuple(parts.get("twins", ())),
             tuple(parts.get("plugins", ())),
+            parts.get("isolate", ISOLATE[0]),
         )
 
 

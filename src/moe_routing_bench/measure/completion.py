@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint
+from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint, isolated
 from moe_routing_bench.ceilings import mixed_gb_per_s
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.workload.rows import row_layout
@@ -46,6 +46,7 @@ def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], starte
         "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
     row |= code(bench.name) | {"plugin_fingerprint": fingerprint(job)} | outcome
+    row["isolated"] = bool(isolated(job, [name]))
     implementation = bench[name]
     if isinstance(implementation, Plugin):
         row |= {"plugin": implementation.reference, "implementation_version": implementation.version()}

@@ -7,6 +7,7 @@ when an implementation was bound or captured is of use; and each tensor lies bet
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import torch
@@ -15,7 +16,10 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import nbytes
 from moe_routing_bench.grid.cell import Cell, Job
 from moe_routing_bench.measure import calibration, memory
+from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.workload.draw import again
+
+LEAST_ROTATION_US = 1000.0  # of implementations in processes of their own
 
 
 @dataclass(frozen=True)
@@ -35,10 +39,15 @@ class Sets:
     a call, in the mean over the sets where they share weights.
     """
 
-    def __init__(self, job: Job, definition: Any, device: str) -> None:
-        """Draw, allocate and load the base draws. More sets than `check_seeds` are for a GPU's L2 cache."""
+    def __init__(self, job: Job, definition: Any, device: str, arena: Arena | None = None) -> None:
+        """Draw, allocate and load the base draws. More sets than `check_seeds` are for a GPU's L2 cache, and for isolated implementations.
+
+        Runners of these can map what is in the `arena`: inputs and outputs of sets, not what is expected of them.
+        """
         cell, settings = job.cell, job.settings
         shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
+        if arena:
+            shared = {name: arena.moved(tensor) for name, tensor in shared.items()}
         self.nonce, self._key = secrets.randbits(31), secrets.randbits(62)
 
         def draw(seed: int) -> Drawn:
@@ -50,10 +59,14 @@ class Sets:
         outputs = definition.empty_outputs(cell, first.inputs)
         self.cost = definition.cost(cell, first.inputs, outputs, first.expected)
         count = settings.check_seeds
-        if device != "cpu":
+        least = _least_sets(self.cost, device) if arena else 1
+        if device == "cpu":
+            count = max(count, least)
+        else:
             footprint = nbytes(*parts.values(), *outputs.values())
             most = min(settings.set_limit, int(settings.set_bytes // footprint))
             count = _rotation(nbytes(*parts.values()), bool(shared), self.cost.read_bytes, count, most)
+            count = max(count, min(least, most))
         self.base = [first, *(draw(seed) for seed in _seeds(cell, count)[1:])]
         if shared:  # a draw reads the weights of its own experts
             read = [definition.cost(cell, draw.inputs, outputs, draw.expected).read_bytes for draw in self.base]
@@ -63,8 +76,9 @@ class Sets:
         self.near = [Drawn(close, definition.reference(cell, close))]
         self._redrawn = lambda: definition.shared(cell, cell.seed, device)
         self._shared = {name: (t, memory.checksum(t)) for name, t in shared.items()}
-        self._inputs = {name: memory.Guarded(t, count) for name, t in parts.items()}
-        self._outputs = {name: memory.Guarded(t, count) for name, t in outputs.items()}
+        self._inputs = {name: memory.Guarded(t, count, arena) for name, t in parts.items()}
+        self._outputs = {name: memory.Guarded(t, count, arena) for name, t in outputs.items()}
+        self._arena, self._tokens = arena, cell.tokens
         self.inputs = [
             {name: buffer.tensors[i] for name, buffer in self._inputs.items()} | shared for i in range(count)
         ]
@@ -97,10 +111,40 @@ class Sets:
         for output in self._outputs.values():
             output.poison()
 
-    def scar(self) -> None:
-        """Fill a few elements of every output with that, the same ones in all sets."""
-        for output in self._outputs.values():
-            memory.scar(output.rows(0, 1), output.tensors[0])
+    def scar(self) -> dict[str, Tensor]:
+        """Fill a few elements of every output with that, the same ones in all sets; returns their places."""
+        return {name: memory.scar(output.rows(0, 1), output.tensors[0]) for name, output in self._outputs.items()}
+
+    def scarred(self, places: dict[str, Tensor], count: int) -> bool:
+        """Whether one of those elements is left as it was, in the first `count` sets."""
+        wholes = [(output.rows(0, 1)[:count], output.tensors[0], places[n]) for n, output in self._outputs.items()]
+        return any(memory.scarred(*whole) for whole in wholes)
+
+    def handles(self) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
+        """What another process needs to map the memory of all sets, which is that of an arena: of operands, which differ from set to set, the
+        memory of all, and dtype and shape of a tensor; of what all sets share; and descriptors that go with both."""
+        assert self._arena
+        stacked, shared, descriptors = {}, {}, []
+        for name, buffer in (self._inputs | self._outputs).items():
+            handle, files = self._arena.handle(buffer.whole)
+            stacked[name] = (handle, buffer.tensors[0].dtype, tuple(buffer.tensors[0].shape))
+            descriptors += files
+        for name, (tensor, _) in self._shared.items():
+            shared[name], files = self._arena.handle(tensor)
+            descriptors += files
+        return stacked, shared, descriptors
+
+    def novel(self) -> None:
+        """Load inputs that no call has seen, with the loads that are timed: two columns of what each token has change places, others in every
+        set. `load` ends it."""
+        self.load(self.base)
+        names = _rows_of_tokens({name: self.inputs[0][name] for name in self._inputs}, self._tokens)
+        for tensor in (inputs[name] for inputs in self.inputs for name in names):
+            bits = tensor.view(memory.INTEGERS[tensor.element_size()])
+            wide = bits.flatten(1) if bits.ndim > 1 else bits[None]
+            if wide.shape[1] > 1:
+                pair = torch.tensor(memory.some(2, wide.shape[1]), device=wide.device)
+                wide[:, pair] = wide[:, pair.flip(0)]
 
     def copied(self) -> dict[str, Tensor] | None:
         """What all outputs hold on a CPU, where a thread may still be writing them. The device of a GPU is waited for."""
@@ -188,23 +232,36 @@ class Sets:
 def _of_tokens(base: dict[str, Tensor], fresh: dict[str, Tensor], tokens: int) -> dict[str, Tensor]:
     """Inputs that hold a row per token, or per assignment, with an eighth of the rows of `fresh`: numbers, or where there are none, what
     there is."""
-    numbers = {
-        name: len(tensor)
-        for name, tensor in base.items()
-        if tensor.ndim and tensor.is_floating_point() and len(tensor) >= tokens
-    }
-    count = tokens if tokens in numbers.values() else max(numbers.values(), default=tokens)
-    names = [
-        name
-        for name, tensor in base.items()
-        if tensor.ndim and len(tensor) == count and (not numbers or name in numbers)
-    ]
+    names = _rows_of_tokens(base, tokens)
+    count = len(base[names[0]]) if names else tokens
     clones = {name: base[name].clone(memory_format=torch.contiguous_format) for name in names}
     chosen = memory.some(max(1, count // 8), count)
     for name, clone in clones.items():
         rows = torch.tensor(chosen, device=clone.device)
         memory.as_bytes(clone).view(count, -1)[rows] = memory.as_bytes(fresh[name]).view(count, -1)[rows]
     return clones
+
+
+def _least_sets(cost: Any, device: str) -> int:
+    """How many sets take an isolated implementation a millisecond, or longer: much longer than the hand-over to its process."""
+    bytes_per_us, flops_per_us, call_us = (1e4, 1e5, 20.0) if device == "cpu" else (4e6, 1e9, 2.0)
+    least_us = max(call_us, (cost.read_bytes + cost.write_bytes) / bytes_per_us, cost.flops / flops_per_us)
+    return ceil(LEAST_ROTATION_US / least_us)
+
+
+def _rows_of_tokens(inputs: dict[str, Tensor], tokens: int) -> list[str]:
+    """Names of inputs that hold a row per token, or per assignment: those of numbers, or where there are none, what there is."""
+    numbers = {
+        name: len(tensor)
+        for name, tensor in inputs.items()
+        if tensor.ndim and tensor.is_floating_point() and len(tensor) >= tokens
+    }
+    count = tokens if tokens in numbers.values() else max(numbers.values(), default=tokens)
+    return [
+        name
+        for name, tensor in inputs.items()
+        if tensor.ndim and len(tensor) == count and (not numbers or name in numbers)
+    ]
 
 
 def _rotation(own: int, shared: bool, read: int, least: int, most: int) -> int:

@@ -1,13 +1,17 @@
 """Memory of inputs and outputs: tensors between guard bytes, poison that no right answer holds, and checksums."""
 
+import functools
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.checks import nbytes
+from moe_routing_bench.measure.sharing import Arena
 
+INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by size
 _GUARD, _GUARD_BYTE = 512, 0xA5  # bytes on either side of a tensor, a multiple of every alignment that kernels ask for
 _COMPARED = 1 << 28  # bytes that are compared at a time
 _POISON_INT = 0x40  # in every byte: far out of range of every index, and far below overflow when added to
@@ -19,11 +23,13 @@ _POISON_FLOAT = 0xFF  # NaN in every format of the table
 class Guarded:
     """Tensors of one shape in one piece of memory, `whole`, each between guard bytes."""
 
-    def __init__(self, like: Tensor, count: int) -> None:
+    def __init__(self, like: Tensor, count: int, arena: Arena | None = None) -> None:
+        """`count` tensors of the form of `like`, uninitialised, in memory of `arena` if there is one."""
         self._end = _GUARD + nbytes(like)
         stride = -(-self._end // _GUARD) * _GUARD + _GUARD
-        self.whole = torch.empty((count, stride), dtype=torch.uint8, device=like.device)
-        self.tensors = [row.view(like.dtype).view(like.shape) for row in self.rows(0, 1)]
+        empty = arena.empty if arena else functools.partial(torch.empty, dtype=torch.uint8, device=like.device)
+        self.whole = empty(count * stride).view(count, stride)
+        self.tensors = [inside(row, like.dtype, like.shape) for row in self.whole]
         self.mend()
 
     def _guards(self) -> tuple[Tensor, Tensor]:
@@ -52,17 +58,30 @@ class Guarded:
         self.rows(0, 1).fill_(_poison_of(self.tensors[0]))
 
 
+def inside(row: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """The tensor between the guard bytes of a row of `Guarded.whole`."""
+    return row[_GUARD : _GUARD + prod(shape) * dtype.itemsize].view(dtype).view(*shape)
+
+
 def poison(tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors with what no right answer holds."""
     for tensor in tensors.values():
         tensor.view(torch.uint8).fill_(_poison_of(tensor))
 
 
-def scar(memory: Tensor, like: Tensor) -> None:
-    """Fill a few elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes)."""
+def scar(memory: Tensor, like: Tensor) -> Tensor:
+    """Fill a few elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes). Returns the places (e, size)
+    of their bytes."""
     size = like.element_size()
     chosen = torch.tensor(some(_SCARS, like.numel()), dtype=torch.long, device=memory.device)
-    memory[:, (chosen[:, None] * size + torch.arange(size, device=memory.device)).flatten()] = _poison_of(like)
+    places = chosen[:, None] * size + torch.arange(size, device=memory.device)
+    memory[:, places.flatten()] = _poison_of(like)
+    return places
+
+
+def scarred(memory: Tensor, like: Tensor, places: Tensor) -> bool:
+    """Whether any of the elements that `scar` has filled is as it left them."""
+    return bool((memory[:, places] == _poison_of(like)).all(-1).any())
 
 
 def _poison_of(tensor: Tensor) -> int:
@@ -77,7 +96,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 def checksum(tensor: Tensor) -> int:
     """A sum over the elements' bits as integers, each times its column plus a multiple of its row, in rows of `_ROW`: a call that puts elements
     elsewhere changes it. In parts: what all sets share is too large for a copy, the more so for one in 64 bits."""
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    kind = INTEGERS[tensor.element_size()]
     flat, step, parts = tensor.view(kind).flatten(), max(1, _COMPARED // 8 // _ROW) * _ROW, []
     for first in range(0, len(flat), step):
         part = flat[first : first + step]

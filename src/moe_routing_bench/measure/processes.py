@@ -1,4 +1,4 @@
-"""Processes of a job: a worker ends with its supervisor, and what an implementation starts ends with the worker. Linux alone."""
+"""Processes of a job: a worker ends with its supervisor, a runner with its worker, and what an implementation starts with them. Linux alone."""
 
 import contextlib
 import ctypes
@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # of prctl
+_PDEATHSIG, _DUMPABLE, _DROP_FROM_BOUNDS, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38  # of prctl
+_CAPABILITY_VERSION = 0x20080522
+_LOOKING_IN = (17, 19, 21)  # CAP_SYS_RAWIO, CAP_SYS_PTRACE, CAP_SYS_ADMIN
 
 
 def adopt() -> None:
@@ -78,3 +80,87 @@ def sweep(known: set[int], seconds: float) -> set[int]:
 def status(code: object) -> int:
     """The exit status that Python gives to what `sys.exit` was called with."""
     return int(code or 0) & 0xFF if code is None or isinstance(code, int) else 1
+
+
+def descendants(pid: int) -> set[int]:
+    """All processes below `pid`, ended ones that nothing has waited for included."""
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        for path in glob.glob(f"/proc/{waiting.pop()}/task/*/children"):
+            with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+                children = set(map(int, file.read().split())) - found
+                found |= children
+                waiting += children
+    return found
+
+
+def running(pids: set[int]) -> set[int]:
+    """Those of the processes that have not ended."""
+    return {pid for pid in pids if _state(pid) not in ("Z", "X", "")}
+
+
+def _state(pid: int) -> str:
+    """The state letter that the kernel gives a process; empty where there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def end_tree(pid: int, seconds: float) -> None:
+    """Kill a child, which must not run meanwhile, and all processes below it. The child is waited for; gives up after so many seconds."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)  # so that it starts no more while those below it are counted
+    deadline = time.monotonic() + seconds
+    while (left := running(descendants(pid))) and time.monotonic() < deadline:
+        for each in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The time that all threads of a process have computed for. OSError where there is none."""
+    return time.clock_gettime((~pid << 3) | 2)  # the kernel's number of the CPU clock of another process
+
+
+def keep_to_itself() -> None:
+    """From now on other processes of the same user may neither read nor write this process's memory, nor trace it, unless they have
+    the right to trace all."""
+    ctypes.CDLL(None).prctl(_DUMPABLE, 0)
+
+
+def renounce() -> None:
+    """Give up the rights of a superuser to look into other processes (raw I/O, trace, administer), for this process and all that it starts."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    sets = (
+        ctypes.c_uint32 * 6
+    )()  # effective, permitted and inheritable ones: of the first 32 rights, then of the others
+    if libc.capget(header, sets):
+        raise OSError(ctypes.get_errno(), "capget")
+    for right in _LOOKING_IN:
+        libc.prctl(_DROP_FROM_BOUNDS, right, 0, 0, 0)  # refused to a process that has no rights, which needs none
+        for kind in range(3):
+            sets[kind] &= ~(1 << right)
+    if libc.capset(header, sets):
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def close_all_but(*descriptors: int) -> None:
+    """Close all descriptors but these, the three standard ones, and those of devices, which libraries of a GPU hold."""
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        with contextlib.suppress(OSError):  # that of the listing is closed by now
+            if (
+                number > 2
+                and number not in descriptors
+                and not os.readlink(f"/proc/self/fd/{name}").startswith("/dev/")
+            ):
+                os.close(number)

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 from pathlib import Path
+from time import perf_counter
 
 from moe_routing_bench.packages import COMMIT
 
@@ -89,6 +90,9 @@ class Gpu:
         uuid = str(torch.cuda.get_device_properties(0).uuid)
         self.uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
+        self.own = {os.getpid()}
+        self._others: set[int] = set()
+        self._watched = float("-inf")
 
     def _ask(self, name: str, *arguments: object) -> object:
         try:
@@ -120,11 +124,17 @@ class Gpu:
     def _reasons(self) -> int:
         return int(self._ask("nvmlDeviceGetCurrentClocksEventReasons") or 0)  # type: ignore[call-overload]
 
+    def watch(self, seconds: float = 0.1) -> None:
+        """Note which processes use the GPU and are none of `own`, unless that was noted less than so many seconds ago."""
+        if perf_counter() - self._watched >= seconds:
+            self._watched = perf_counter()
+            processes = self._ask("nvmlDeviceGetComputeRunningProcesses") or []
+            self._others |= {process.pid for process in processes} - self.own  # type: ignore[attr-defined]
+
     def state(self) -> dict[str, object]:
-        """Row fields: name, driver, clocks, power limit, temperature, throttle bits, other processes."""
+        """Row fields: name, driver, clocks, power limit, temperature, throttle bits, other processes so far."""
         power = self._ask("nvmlDeviceGetPowerManagementLimit")
-        processes = self._ask("nvmlDeviceGetComputeRunningProcesses") or []
-        others = [p for p in processes if p.pid != os.getpid()]  # type: ignore[attr-defined]
+        self.watch(0.0)
         driver = self._nvml.nvmlSystemGetDriverVersion()
         name = self._ask("nvmlDeviceGetName")
         return {
@@ -136,5 +146,5 @@ class Gpu:
             "power_limit_w": power / 1000 if isinstance(power, int) else None,
             "throttle_bits": self.slowdown_bits(),
             "temperature_c": self._ask("nvmlDeviceGetTemperature", self._nvml.NVML_TEMPERATURE_GPU),
-            "other_gpu_processes": len(others),
+            "other_gpu_processes": len(self._others),
         }

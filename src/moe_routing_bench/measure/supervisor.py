@@ -171,8 +171,10 @@ def _child(job: Job, device: str, pending: list[str], send: Connection, supervis
     except BaseException as error:
         traceback.print_exc()
         # Nobody listens any more, or the worker itself could not be imported.
-        with contextlib.suppress(OSError, NameError):
-            send.send(("died", worker.said(error)))
+        with contextlib.suppress(OSError, ImportError):
+            from moe_routing_bench.measure import faults
+
+            send.send(("died", faults.said(error)))
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # its reader is gone

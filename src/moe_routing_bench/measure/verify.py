@@ -67,9 +67,8 @@ def _right(job: Job, candidate: Candidate, sets: Sets, run: Callable[[], object]
     if sets.written_since(copies):
         raise Failure("incorrect", "outputs were written after the call had returned")
     if stages and bench.stages and not candidate.check.error:
-        candidate.check = both(
-            candidate.check, bench.check_stages(candidate.name, job.cell, candidate.timer.returned[0])
-        )
+        shown = candidate.timer.shown() if hasattr(candidate.timer, "shown") else candidate.timer.returned[0]
+        candidate.check = both(candidate.check, bench.check_stages(candidate.name, job.cell, shown))
     if candidate.check.error:
         raise Failure("incorrect", candidate.check.error)
 
@@ -283,3 +282,8 @@ def _differ(candidate: Candidate, sets: Sets, first: int, i: int) -> Tensor:
     pairs = [(memory.as_bytes(known[name]), memory.as_bytes(other[name])) for name in sets.outputs[i]]
     flags = [(a != b).any() if a.shape == b.shape else a.new_ones((), dtype=torch.bool) for a, b in pairs]
     return torch.stack(flags).any()
+
+
+def differences(job: Job, candidate: Candidate, sets: Sets) -> Check:
+    """What the outputs of the sets that ran hold, against what they should."""
+    return _compared(bench_of(job), job, candidate, sets)

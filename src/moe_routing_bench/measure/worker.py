@@ -1,4 +1,4 @@
-"""Measures one cell in one process: the only place where an implementation runs.
+"""Measures one cell: the process in which implementations run, but for isolated ones, whose runners it judges.
 
 Reports to its supervisor through `send`: ``("at", name, step)`` before every step, ``("failed", name, status, reason)``
 when an implementation is out, ``("tainted", reason)`` when one has harmed the others and it is unknown which, and
@@ -8,10 +8,8 @@ says which.
 
 import contextlib
 import functools
-import sysconfig
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -21,13 +19,16 @@ from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import calibration, outcome, plausible, processes, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Ruined, Tainted
+from moe_routing_bench.measure.faults import described
 from moe_routing_bench.measure.footprint import allocated, footprint
 from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.measure.isolation import Runner, Turns, runners
 from moe_routing_bench.measure.originals import genuine, originals, unshadowed
-from moe_routing_bench.measure.sampling import power_limited, sample, settle, warm_up
+from moe_routing_bench.measure.quiet import GpuQuiet, Quiet
+from moe_routing_bench.measure.sampling import Guarded, power_limited, sample, settle, warm_up
+from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.measure.surroundings import surroundings, undisturbed
 from moe_routing_bench.measure.verify import idle, running, unharmed, verify
-from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels.errors import one_line
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.target import Target
@@ -35,7 +36,6 @@ from moe_routing_kernels.target import Target
 Send = Callable[[tuple], None]
 _RATES = ("peak_tflops", "sustained_tflops")  # of products of 16-bit numbers, which is what is measured
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _CHOICES = 4000  # letters of what a tuner chose, 240 for every product of QuACK's
 BLOCK_US = 20_000.0  # a block of a long call has fewer samples, so that there are enough blocks for an interval
 
@@ -46,6 +46,14 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     After every step of an implementation its clocks must be genuine, and settings that all share as they were. With `audit` all inputs are compared as well, which
     takes time, but tells which implementation changes them.
     """
+    with runners(job, device, names) as isolated:
+        _measured(job, device, names, send, audit, isolated)
+
+
+def _measured(
+    job: Job, device: str, names: list[str], send: Send, audit: bool, isolated: dict[str, list[Runner]]
+) -> None:
+    """`run` with a process for each isolated implementation."""
     begin = perf_counter()
     torch.set_num_threads(job.settings.cpu_threads)
     known, settings, children = originals(), surroundings(), processes.offspring()  # before a plug-in is imported
@@ -53,13 +61,17 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     bench, cell = bench_of(job), job.cell
     definition = bench.definition()
     gpu = provenance.Gpu() if device != "cpu" else None
-    sets = Sets(job, definition, device)
+    if gpu and isolated:
+        gpu.own |= {each.pid for some in isolated.values() for each in some}
+    sets = Sets(job, definition, device, Arena(device) if isolated else None)
     cost = sets.cost
     mix = _mix(cost) if bench.streams else None
 
     alive: list[Candidate] = []
 
     def harmed() -> None:
+        if gpu:
+            gpu.watch()
         timers_of_all = [entry.timer for candidate in alive for entry in candidate.entries]
         with contextlib.ExitStack() as checks:  # all of them, whatever one of them finds
             checks.callback(idle, children)
@@ -73,12 +85,13 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
     send(("at", None, "calibration"))
     ceilings = calibration.ceilings(device, mix, cost.read_bytes, cost.write_bytes)
     before = ceilings.measure()
+    quiet = GpuQuiet() if gpu and isolated else Quiet()
     for name in names:
-        admit = functools.partial(_entered, job, name, sets, device, send)
+        admit = functools.partial(_entered, job, name, sets, device, send, quiet, isolated.get(name, []))
         entered: list[Candidate] = []
         if guarded(name, "preparing", lambda admit=admit, entered=entered: entered.append(admit())):
             alive += entered
-    limited = gpu is not None and cost.flops > 0 and power_limited(job, alive, gpu)
+    limited = gpu is not None and cost.flops > 0 and _limited(job, alive, gpu, guarded)
 
     def sustained() -> dict[str, float]:
         if not limited:
@@ -139,15 +152,13 @@ def _guarded(
         send(("failed", name, failure.status, one_line(failure.reason)))
         if isinstance(failure, Ruined) or running() - threads:  # what goes on would be in the times of others
             raise SystemExit(3) from failure
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        send(("failed", name, "out_of_memory", f"{step}: {said(error)}"))
     except (Exception, SystemExit) as error:
-        traceback.print_exc()
-        text = said(error)
-        memory = "not enough memory" in text or "can't allocate memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
-        send(("failed", name, "out_of_memory" if memory else "crashed", f"{step}: {text}"))
-        if "CUDA error" in text and not memory:
-            raise SystemExit(3) from error
+        status, reason = described(error)
+        send(("failed", name, status, f"{step}: {reason}"))
+        if status == "crashed":
+            traceback.print_exc()
+            if "CUDA error" in str(error):
+                raise SystemExit(3) from error
     else:
         return True
     if torch.cuda.is_initialized():
@@ -155,24 +166,18 @@ def _guarded(
     return False
 
 
-def said(error: BaseException) -> str:
-    """An error and its place in one line."""
-    return one_line(f"{type(error).__name__}: {error} ({_place(error)})", 300)
-
-
-def _place(error: BaseException) -> str:
-    """File and line where the project's code, or code of no library, was last: an error inside torch is the fault of its caller."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = set(PACKAGES)
-    relevant = [
-        frame
-        for frame in frames
-        if not ours.isdisjoint(Path(frame.filename).parents) or not frame.filename.startswith(_LIBRARIES)
-    ]
-    last = (relevant or frames)[-1]
-    path = Path(last.filename)
-    shown = next((path.relative_to(package.parent) for package in PACKAGES if package in path.parents), path)
-    return f"{shown}:{last.lineno}"
+def _limited(job: Job, alive: list[Candidate], gpu: Any, guarded: Guarded) -> bool:
+    """Whether the power limit binds for one of them. An isolated one that fails meanwhile is out."""
+    found: list[bool] = []
+    for candidate in list(alive):
+        ask = functools.partial(power_limited, job, [candidate], gpu)
+        if not isinstance(candidate.timer, Turns):
+            found.append(ask())
+        elif not guarded(candidate.name, "sampling", lambda ask=ask: found.append(ask())):
+            alive.remove(candidate)
+        if any(found):
+            return True
+    return False
 
 
 def _mix(cost: Any) -> tuple[int, int]:
@@ -181,14 +186,24 @@ def _mix(cost: Any) -> tuple[int, int]:
     return (1, min(32, max(1, round(ratio)))) if ratio >= 1 else (min(32, max(1, round(1 / ratio))), 1)
 
 
-def _entered(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:
+def _entered(
+    job: Job, name: str, sets: Sets, device: str, send: Send, quiet: Quiet, processes: list[Runner]
+) -> Candidate:
     """`_admitted`, twice where the job asks for a twin. What it changes before it fails is mended."""
+
+    def admitted(entry: int) -> Candidate:
+        if processes:
+            return _isolated(job, name, sets, send, quiet, processes[entry])
+        return _admitted(job, name, sets, device, send)
+
     try:
-        candidate = _admitted(job, name, sets, device, send)
+        candidate = admitted(0)
         if name in job.twins:
-            candidate.twin = _admitted(job, name, sets, device, send)
+            candidate.twin = admitted(1)
         unshadowed(*(entry.timer for entry in candidate.entries))
     except Exception:
+        for process in processes:
+            process.end()
         sets.damage()
         raise
     return candidate
@@ -197,6 +212,38 @@ def _entered(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candid
 def _checked_again(job: Job, candidate: Candidate, sets: Sets) -> None:
     for entry in candidate.entries:
         verify(job, entry, sets, thorough=True)
+        if isinstance(entry.timer, Turns):
+            entry.timer.judge()
+
+
+def _isolated(job: Job, name: str, sets: Sets, send: Send, quiet: Quiet, process: Runner) -> Candidate:
+    """`_admitted` of an implementation that has a process of its own."""
+    if damage := sets.damage():
+        raise Tainted(damage)
+    candidate = Candidate(name, [], fields={"layout": job.cell.get("layout") or bench_of(job)[name].layout})
+    candidate.timer = Turns(job, candidate, sets, process, quiet)
+    candidate.fields["handover_us"] = process.handover_us
+    _settled(job, candidate, sets, send, candidate.timer.warmup_calls)
+    candidate.timer.judge()
+    return candidate
+
+
+def _settled(job: Job, candidate: Candidate, sets: Sets, send: Send, warmup_calls: int) -> None:
+    """Verify what is timed, and time it until it settles."""
+    send(("at", candidate.name, "checking"))
+    unharmed(sets)
+    verify(job, candidate, sets, thorough=True)
+    candidate.samples_per_block = max(
+        1, min(job.settings.samples_per_block, int(BLOCK_US / (candidate.timer.sample() * candidate.timer.calls)))
+    )
+    warmup_calls += settle(candidate, job.settings)
+    cold_sets = len(candidate.timer.returned)
+    candidate.fields |= {"cold_sets": cold_sets, "cold": sets.cold(cold_sets)}
+    candidate.fields |= {
+        "timer": candidate.timer.name,
+        "calls_per_sample": candidate.timer.calls,
+        "warmup_calls": warmup_calls,
+    }
 
 
 def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:
@@ -215,20 +262,7 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     calls += [bench.bind(name, job.cell, sets.bound(i)) for i in range(1, len(sets))]
     warmup_calls = warm_up(candidate, job.settings.warmup_ms, device)
     candidate.timer = timers.device_timer(calls, job.settings.interval_us, device)
-    send(("at", name, "checking"))
-    unharmed(sets)
-    verify(job, candidate, sets, thorough=True)
-    candidate.samples_per_block = max(
-        1, min(job.settings.samples_per_block, int(BLOCK_US / (candidate.timer.sample() * candidate.timer.calls)))
-    )
-    warmup_calls += settle(candidate, job.settings)
-    cold_sets = len(candidate.timer.returned)
-    candidate.fields |= {"cold_sets": cold_sets, "cold": sets.cold(cold_sets)}
-    candidate.fields |= {
-        "timer": candidate.timer.name,
-        "calls_per_sample": candidate.timer.calls,
-        "warmup_calls": warmup_calls,
-    }
+    _settled(job, candidate, sets, send, warmup_calls)
     candidate.fields["wall_median_us"] = timers.wall_median_us(calls, job.settings.wall_calls, device)
     if device != "cpu":
         warm = timers.device_timer(calls[:1], job.settings.interval_us, device)

@@ -181,12 +181,15 @@ MEASURED: dict[str, pa.DataType] = {
     "configuration": _S,
     "plugin": _S,
     "plugin_fingerprint": _S,
+    "isolated": _B,
+    "handover_us": _F,
 }
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
 LATER = (
     *("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token", "dense_us", "over_dense"),
     *("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "plugin", "plugin_fingerprint"),
     *("busy_share", "block_turns", "workspace_bytes", "transient_bytes", "mixed_gb_per_s", "mean_active_experts"),
+    *("isolated", "handover_us"),
 )
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 

@@ -71,12 +71,15 @@ def reference(cell: Cell, inputs: dict[str, Tensor], known: dict[str, Tensor] | 
     return known | {"combined": kept * inputs["x"].to(wide)}
 
 
+SHOWN = ("topk_ids", "topk_weights", "packed")  # besides the output: without them its route cannot be checked
+
+
 def check(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Check:
     """The choice of experts, and one rounding to the cell's dtype; in float32 also those of the weights and the sum.
 
     Where weights sum to 1, combined is x however it was routed: an implementation has to show its choice and the packed rows.
     """
-    if hidden := [name for name in ("topk_ids", "packed") if name not in outputs]:
+    if hidden := [name for name in SHOWN if name not in outputs]:
         return Check(error=f"{', '.join(hidden)}: not shown, so that its route cannot be checked")
     known = own_choice(cell, inputs, outputs, expected)
     want = (reference(cell, inputs, known) if known else expected)["combined"]

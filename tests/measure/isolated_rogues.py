@@ -1,0 +1,235 @@
+"""Plug-ins of `pack` that reach for what an implementation must not have: clocks, counts, answers, the time between turns, rivals."""
+
+import _thread
+import contextlib
+import gc
+import os
+import socket
+import sys
+import time
+
+import numpy
+import torch
+
+from moe_routing_bench.benches.plugins import Plugin
+
+HONEST = Plugin(bench="pack", name="honest", options={"rogue": "honest"})
+SLOW = Plugin(bench="pack", name="slow", options={"rogue": "slow"})
+RAW_THREAD = Plugin(bench="pack", name="raw_thread", options={"rogue": "raw_thread"})
+LAZY = Plugin(bench="pack", name="lazy", options={"rogue": "lazy"})
+LOOP_COUNT = Plugin(bench="pack", name="loop_count", options={"rogue": "loop_count"})
+OF_THE_STACK = Plugin(bench="pack", name="of_the_stack", options={"rogue": "of_the_stack"})
+OF_THE_HEAP = Plugin(bench="pack", name="of_the_heap", options={"rogue": "of_the_heap"})
+OF_THE_JUDGE = Plugin(bench="pack", name="of_the_judge", options={"rogue": "of_the_judge"})
+MEMO = Plugin(bench="pack", name="memo", options={"rogue": "memo"})
+MEDIAN = Plugin(bench="pack", name="median", options={"rogue": "median"})
+CLOCK = Plugin(bench="pack", name="clock", options={"rogue": "clock"})
+BACKENDS = Plugin(bench="pack", name="backends", options={"rogue": "backends"})
+MODES = Plugin(bench="pack", name="modes", options={"rogue": "modes"})
+AFTER_A_BURST = Plugin(bench="pack", name="after_a_burst", options={"rogue": "after_a_burst"})
+DAEMON = Plugin(bench="pack", name="daemon", options={"rogue": "daemon"})
+EARLY_REPLY = Plugin(bench="pack", name="early_reply", options={"rogue": "early_reply"})
+RESTS = Plugin(bench="pack", name="rests", options={"rogue": "rests"})
+KILLED = Plugin(bench="pack", name="killed", options={"rogue": "killed"})
+
+_MADE: dict = {}
+
+
+def bind(problem, *, x, order, inverse, packed, rogue):
+    """A right pack, handed to the rogue, which decides what becomes of it."""
+
+    def work(out=packed):
+        rows = x[order.long().clamp_min(0) // problem.top_k]
+        out.copy_(rows.masked_fill(order[:, None] < 0, 0))
+
+    return globals()[f"_{rogue}"](work, x, packed)
+
+
+def _honest(work, x, packed):
+    return work
+
+
+def _slow(work, x, packed):
+    """What `memo` leaves out: five times the work."""
+
+    def call():
+        for _ in range(5):
+            work()
+
+    return call
+
+
+def _raw_thread(work, x, packed):
+    """Leaves the work to a thread that `threading` does not know."""
+    return lambda: _thread.start_new_thread(work, ())
+
+
+class Lazy(torch.Tensor):
+    """A tensor that is computed when it is looked at."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        for one in args:
+            if isinstance(one, Lazy):
+                one.work()
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _lazy(work, x, packed):
+    def call():
+        answer = torch.empty_like(packed).as_subclass(Lazy)
+        answer.work = work
+        return {"packed": answer}
+
+    return call
+
+
+def _loop_count(work, x, packed):
+    """Works in the last rotation alone, where the loop of the harness says which it is."""
+
+    def call():
+        frame = sys._getframe()
+        while frame and "count" not in frame.f_locals:
+            frame = frame.f_back
+        if not frame or frame.f_locals.get("_", 0) == frame.f_locals["count"] - 1:
+            work()
+
+    return call
+
+
+def _of_the_stack(work, x, packed):
+    """Copies what some frame expects."""
+
+    def call():
+        frame = sys._getframe()
+        while frame:
+            for value in frame.f_locals.values():
+                if isinstance(value, dict) and isinstance(value.get("packed"), torch.Tensor):
+                    packed.copy_(value["packed"])
+            frame = frame.f_back
+
+    return call
+
+
+def _of_the_heap(work, x, packed):
+    """Copies a tensor of the output's kind that starts with a row of the input and is none of the outputs."""
+
+    def call():
+        _MADE["searches"] = _MADE.get("searches", 0) + 1
+        for one in gc.get_objects() if _MADE["searches"] < 5 else ():
+            like = type(one) is torch.Tensor and one.shape == packed.shape and one is not packed
+            with contextlib.suppress(Exception):
+                if like and one[0].tolist() in x.tolist():
+                    packed.copy_(one)
+
+    return call
+
+
+def _of_the_judge(work, x, packed):
+    """Opens the memory of the process that checks."""
+    with open(f"/proc/{os.getppid()}/mem", "rb"):
+        return work
+
+
+def _memo(work, x, packed):
+    """Keeps answers by all of the input."""
+
+    def call():
+        key = x.numpy().tobytes()
+        if key not in _MADE:
+            _slow(work, x, packed)()
+            _MADE[key] = packed.clone()
+        packed.copy_(_MADE[key])
+
+    return call
+
+
+def _median(work, x, packed):
+    """Tenfold faster by the statistics of its process."""
+    genuine = numpy.median
+    numpy.median = lambda *some, **more: genuine(*some, **more) / 10
+    return work
+
+
+def _clock(work, x, packed):
+    """Tenfold faster by the clock of its process."""
+    genuine = time.perf_counter
+    time.perf_counter = lambda: genuine() / 10
+    return work
+
+
+def _backends(work, x, packed):
+    """Turns off what rivals compute with."""
+    torch.backends.mkldnn.enabled = False
+    return work
+
+
+def _modes(work, x, packed):
+    """Leaves a mode on that makes every function of torch slow."""
+
+    class Late(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            time.sleep(1e-5)
+            return func(*args, **(kwargs or {}))
+
+    if "mode" not in _MADE:
+        _MADE["mode"] = Late()
+        _MADE["mode"].__enter__()
+        torch.set_default_device("cpu")
+    return work
+
+
+def _after_a_burst(work, x, packed):
+    """Does nothing once the calls of a while have been many."""
+
+    def call():
+        now = time.monotonic()
+        burst = [then for then in _MADE.get("burst", []) if then > now - 0.02][-40:]
+        _MADE["burst"] = [*burst, now]
+        if len(burst) < 40:
+            work()
+
+    return call
+
+
+def _daemon(work, x, packed):
+    """Starts a process that nothing is the parent of, and that keeps a core busy."""
+    if "daemon" not in _MADE:
+        _MADE["daemon"] = True
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                end = time.monotonic() + 60
+                while time.monotonic() < end:
+                    pass
+            os._exit(0)
+        os.wait()
+    return work
+
+
+def _early_reply(work, x, packed):
+    """Says that it has done before it has."""
+
+    def call():
+        for number in range(3, 100):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
+                link.send(b"{}")
+        time.sleep(1e-3)
+        work()
+
+    return call
+
+
+def _rests(work, x, packed):
+    """Never comes back."""
+    return lambda: time.sleep(3600)
+
+
+def _killed(work, x, packed):
+    """Is killed."""
+
+    def call():
+        work()
+        os.kill(os.getpid(), 9)
+
+    return call
