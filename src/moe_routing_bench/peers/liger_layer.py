@@ -6,12 +6,27 @@ pinned to its one default configuration instead (`LIGER_FUSED_MOE_AUTOTUNE=0`), 
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from moe_routing_bench.peers import whole_layers as peers
 from moe_routing_kernels.layer import Layer
+
+_AUTOTUNE = "LIGER_FUSED_MOE_AUTOTUNE"
+
+
+def untuned() -> Any:
+    """Liger's autograd function, imported with its tuner off; the environment, which all implementations share, is as before."""
+    was = os.environ.get(_AUTOTUNE)
+    os.environ[_AUTOTUNE] = was or "0"  # read when the module is imported
+    try:
+        from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+    finally:
+        if was is None:
+            del os.environ[_AUTOTUNE]
+    return LigerFusedMoEFunction
 
 
 def unsupported(problem: Layer) -> str | None:
@@ -34,12 +49,11 @@ def bind(
 
     The library allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
     """
-    os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")  # read when the module below is imported
-    from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+    layer = untuned()
 
     def run() -> dict[str, Tensor]:
         with torch.no_grad():
-            total = LigerFusedMoEFunction.apply(x, w13, w2, topk_ids, topk_weights)
+            total = layer.apply(x, w13, w2, topk_ids, topk_weights)
             return {"combined": total if residual is None else total.add_(residual)}
 
     return run

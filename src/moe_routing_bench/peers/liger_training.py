@@ -5,12 +5,12 @@ gradient of a weight is added up by atomics in the activations' format, from til
 their one default configuration, as in `layer`: Liger untuned. It reads the number of tiles on the host, so it cannot be captured.
 """
 
-import os
 from collections.abc import Callable
 
 from torch import Tensor
 
 from moe_routing_bench.peers import whole_layers as peers
+from moe_routing_bench.peers.liger_layer import untuned
 from moe_routing_kernels.layer import Layer
 
 
@@ -21,10 +21,9 @@ def unsupported(problem: Layer) -> str | None:
 
 def layer(problem: Layer) -> Callable[..., Tensor]:
     """The layer as a differentiable function of x, topk_ids, topk_weights, w13 and w2."""
-    os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")  # read when the module below is imported
-    from liger_kernel.ops.fused_moe import LigerFusedMoEFunction  # pyright: ignore[reportMissingImports]
+    function = untuned()
 
     def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
-        return LigerFusedMoEFunction.apply(x, w13, w2, topk_ids, topk_weights)
+        return function.apply(x, w13, w2, topk_ids, topk_weights)
 
     return run
