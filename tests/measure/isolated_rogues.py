@@ -31,6 +31,7 @@ DAEMON = Plugin(bench="pack", name="daemon", options={"rogue": "daemon"})
 EARLY_REPLY = Plugin(bench="pack", name="early_reply", options={"rogue": "early_reply"})
 RESTS = Plugin(bench="pack", name="rests", options={"rogue": "rests"})
 KILLED = Plugin(bench="pack", name="killed", options={"rogue": "killed"})
+LEFT_OVER = Plugin(bench="pack", name="left_over", options={"rogue": "left_over"})
 
 _MADE: dict = {}
 
@@ -233,3 +234,12 @@ def _killed(work, x, packed):
         os.kill(os.getpid(), 9)
 
     return call
+
+
+def _left_over(work, x, packed):
+    """Is `crashed` where its buffer holds what another implementation has answered."""
+    answer = torch.empty_like(packed)
+    work(answer)
+    if torch.equal(answer, packed):
+        raise RuntimeError("found the answer of another implementation")
+    return work

@@ -34,6 +34,7 @@ STATUSES = {  # what each rogue gets, and a part of the reason
     "daemon": ("incorrect", "processes were left running"),
     "early_reply": ("incorrect", ""),
     "rests": ("timeout", "no word"),
+    "left_over": ("ok", ""),
     "killed": ("crashed", "SIGKILL"),
 }
 

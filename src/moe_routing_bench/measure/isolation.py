@@ -1,48 +1,27 @@
-"""Implementations in processes of their own: the judge, which is the worker, never imports them.
+"""The processes of isolated implementations, as the judge sees them: the judge, which is the worker, never imports an implementation.
 
-The judge owns inputs, outputs, references and the clock. A runner maps inputs and outputs and runs only between a `go` and its reply:
-else it is stopped. What it says is not believed: every turn begins with a few elements of all outputs poisoned, and is wrong where
-one of them is left; turns are as long as their time says where a lone rotation, and one on values that no call has seen, take as long.
+A runner maps inputs and outputs, and runs only between a request and its reply: else it is stopped.
 """
 
 import contextlib
 import json
 import os
 import pickle
-import secrets
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from math import ceil
 from statistics import median
-from time import perf_counter, sleep
+from time import perf_counter
 from typing import Any
 
-import torch
-
-from moe_routing_bench.benches.plugins import bench_of, isolated
+from moe_routing_bench.benches.plugins import isolated
 from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.measure import memory, processes, runner, sharing
-from moe_routing_bench.measure.candidate import Candidate, Failure
-from moe_routing_bench.measure.inputs import LEAST_ROTATION_US, Sets
-from moe_routing_bench.measure.quiet import Quiet
-from moe_routing_bench.measure.verify import checked, differences
+from moe_routing_bench.measure import processes, runner
+from moe_routing_bench.measure.candidate import Failure
 
 _STATUSES = ("incorrect", "unsupported", "out_of_memory", "crashed")  # that a runner may say
 _END_SECONDS = 2.0
 _HANDOVERS = 20
-_SHARE = 1 / 200  # of a turn, that a hand-over may take
-_LEAST_TURN_US = {"cpu": 0.0, "cuda": 50_000.0}
-_LONGER = 1.3  # times as long a call may take in a lone rotation, or on new values
-_LAUNCH_US = {"cpu": 20.0, "cuda": 60.0}  # of a lone rotation, and to wait for it, besides the hand-over
-_CORES = 1.2  # times the time of a turn that each of its threads may compute for
-_BESIDE = 0.05  # share of a hand-over in the few rotations whose time is compared with that of many
-_TRIES, _TURNS = 3, 5
-_LONG_US = 50_000.0  # of a rotation: then one is enough at a time
-_CHECKED = 2  # sets that are compared with the reference on new values
-_LOOKS = 16  # turns, in the mean, until all outputs of one are compared
-_MOST_PAUSE = 1e-3
 
 
 class Runner:
@@ -149,177 +128,3 @@ def runners(job: Job, device: str, names: Sequence[str]) -> Iterator[dict[str, l
     finally:
         for each in (one for some in found.values() for one in some):
             each.end()
-
-
-@dataclass(frozen=True)
-class Turn:
-    """How long a process took for a turn, hand-over included, and how long its threads computed for it, seconds."""
-
-    seconds: float
-    computed: float
-
-
-class Turns:
-    """The timer of an isolated implementation: what `HostTimer` is of a call, with the clock in this process and the calls in another."""
-
-    name = "wall"
-
-    def __init__(self, job: Job, candidate: Candidate, sets: Sets, process: Runner, quiet: Quiet) -> None:
-        """Bind it to the sets, let it warm up, and choose how many rotations a sample holds."""
-        self._job, self._candidate, self._sets, self._process, self._quiet = job, candidate, sets, process, quiet
-        stacked, shared, descriptors = sets.handles()
-        said, _ = process.ask("bind", runner.Sets(stacked, shared), descriptors=descriptors)
-        process.alone()
-        self.sets, rotations = _whole(said, "sets", len(sets)), _whole(said, "rotations", 1 << 20)
-        self.warmup_calls = _whole(said, "warmup_calls", 1 << 40)
-        self._kind = "cpu" if process.device == "cpu" else "cuda"
-        least_us = max(job.settings.interval_us, _LEAST_TURN_US[self._kind], process.handover_us / _SHARE)
-        self._request, self._count, self._rotations = "rotate", 1, 1
-        once = min(self._turn("rotate", 1).seconds for _ in range(2)) * 1e6
-        if self._kind == "cpu":  # where no cache has to be cold
-            needed = max(job.settings.check_seeds, ceil(LEAST_ROTATION_US * self.sets / once))
-            if needed < self.sets:
-                process.ask("limit", needed)
-                once, self.sets = once * needed / self.sets, needed
-        wanted = getattr(bench_of(job).definition(), "SHOWN", ())
-        self.returned: Sequence[Any] = Shown(self, wanted) if wanted else [None] * self.sets
-        if rotations > 1 and once < least_us:
-            self._request, self._rotations = "run", rotations
-            once = min(self._turn("run", 1).seconds for _ in range(2)) * 1e6
-        self._count = max(1, -(-int(least_us) // max(1, int(once))))
-        self.calls = self.sets * self._rotations * self._count
-
-    def sample(self) -> float:
-        """Mean time of a call in a turn, microseconds; `Failure` where its outputs are wrong."""
-        return self._looked_at(self._request, self._count).seconds * 1e6 / self.calls
-
-    def rotate(self) -> None:
-        """Every call once."""
-        self._turn("rotate", 1)
-
-    check = rotate
-
-    def alone_us(self) -> float:
-        """0: `judge` compares it with what is timed."""
-        return 0.0
-
-    def elsewhere(self) -> float:
-        """0: every turn finds out."""
-        return 0.0
-
-    def outstanding_us(self) -> float:
-        """A runner is stopped, and its device found idle, after every turn."""
-        return 0.0
-
-    def judge(self) -> None:
-        """`Failure` where few rotations cost more than many, or where new values do: work is left out, or answers are remembered.
-
-        Few is one, but as many as a hand-over is little of. On a CPU the cost is the time that the process computed, which other
-        processes change less than the time that passed.
-        """
-        many = self._rotations * self._count
-        beside = self._process.least_handover_us + _LAUNCH_US[self._kind]
-        timed, alone, known, novel = [], [], [], []
-        longest = max(self._cost(self._turn("rotate", 1)), 1e-3)
-        few = max(1, int(beside / _BESIDE / longest))
-        turns = _TURNS if longest < _LONG_US else 1
-        for _ in range(_TRIES):
-            for _ in range(turns):
-                timed.append(self._cost(self._looked_at(self._request, self._count)) / many)
-                alone.append((self._cost(self._looked_at("rotate", few)) - beside) / few)
-                self._sets.novel()
-                novel.append(self._cost(self._turn("rotate", 1)) - beside)
-                if len(novel) % turns == 0:
-                    self._right()
-                self._sets.novel()  # so that the process rests as long, and its caches are as cold
-                self._sets.load(self._sets.base)
-                known.append(self._cost(self._turn("rotate", 1)))
-            left_out, remembered = min(alone) / max(min(timed), 1e-3), min(novel) / max(min(known), 1e-3)
-            if max(left_out, remembered) <= _LONGER:
-                return
-        if remembered > _LONGER:
-            reason = f"a call takes {remembered:.2f} times as long on new values: answers are remembered"
-        else:
-            reason = f"a call takes {left_out:.2f} times as long in {few} rotations as among {many}: work is left out"
-        raise Failure("incorrect", reason)
-
-    def _cost(self, turn: "Turn") -> float:
-        """Microseconds of a turn that say how much work it held."""
-        return (turn.computed if self._kind == "cpu" else turn.seconds) * 1e6
-
-    def _looked_at(self, request: str, count: int) -> "Turn":
-        """A turn after which a few elements of all outputs, and now and then all, are right."""
-        places = self._sets.scar()
-        sleep(secrets.randbelow(1000) / 1000 * _MOST_PAUSE)
-        turn = self._turn(request, count)
-        if self._sets.scarred(places, self.sets) or secrets.randbelow(_LOOKS) == 0:
-            check = differences(self._job, self._candidate, self._sets)
-            if check.error:
-                raise Failure("incorrect", f"after a timed turn: {check.error}")
-        return turn
-
-    def _turn(self, request: str, count: int) -> "Turn":
-        """So many rotations, or graphs of several. `Failure` where work goes on elsewhere, or went on in other processes or threads."""
-        for _ in range(_TRIES):  # a host that is busy once looks like a device that is
-            self._quiet.before()
-            before = self._process.cpu_seconds()
-            _, seconds = self._process.ask(request, count)
-            computed = self._process.cpu_seconds() - before
-            self._process.alone()
-            threads = self._job.settings.cpu_threads
-            if self._kind == "cpu" and computed > _CORES * threads * seconds + 2e-3:
-                times = f"{computed / seconds:.1f} times as long as the call took"
-                raise Failure("incorrect", f"it computed for {times}, on {threads} threads")
-            if not self._quiet.goes_on():
-                return Turn(seconds, computed)
-        self._process.end()
-        raise Failure("incorrect", "the GPU was still at work after the call had returned")
-
-    def _right(self) -> None:
-        """`Failure` where outputs of a few sets are wrong, on the inputs that they hold now."""
-        bench, cell, sets = bench_of(self._job), self._job.cell, self._sets
-        for i in memory.some(_CHECKED, self.sets):
-            expected = bench.definition().reference(cell, sets.inputs[i])
-            outputs = sets.outputs[i] | (self.returned[i] or {})
-            check = checked(bench, self._candidate.name, cell, sets.inputs[i], sets.outputs[i], outputs, expected)
-            if check.error:
-                raise Failure("incorrect", f"on new values: {check.error}")
-
-    def shown(self) -> dict[str, torch.Tensor]:
-        """Tensors of the first set by name: operands, and what the stages of a composite handed on."""
-        return self.handed_on(0) | self._sets.inputs[0] | self._sets.outputs[0]
-
-    def handed_on(self, i: int, wanted: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
-        """The `wanted` tensors, or all but operands, that the call of set i returned."""
-        said, _ = self._process.ask("show", i, wanted)
-        device, found = next(iter(self._sets.outputs[i].values())).device, {}
-        try:
-            for name, kind, shape, place in said["shown"]:
-                tensor = sharing.read(self._process.shown, place, getattr(torch, kind), tuple(shape))
-                found[str(name)] = tensor.to(device)
-        except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError, RuntimeError) as error:
-            raise Failure("incorrect", "its process shows outputs of stages that are none") from error
-        return found
-
-
-class Shown(Sequence[Any]):
-    """What the call of each set returned besides its outputs, which are those that were given; asked for when it is looked at."""
-
-    def __init__(self, turns: Turns, wanted: tuple[str, ...]) -> None:
-        self._turns, self._wanted = turns, wanted
-
-    def __len__(self) -> int:
-        return self._turns.sets
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self._turns.handed_on(index, self._wanted)
-
-
-def _whole(said: dict[str, Any], name: str, most: int) -> int:
-    """A whole number that a runner says, from 1 to `most`."""
-    number = said.get(name)
-    if type(number) is not int or not 1 <= number <= most:
-        raise Failure("incorrect", f"its process says {name} {number!r}"[:200])
-    return number

@@ -22,12 +22,13 @@ from moe_routing_bench.measure.candidate import Candidate, Failure, Ruined, Tain
 from moe_routing_bench.measure.faults import described
 from moe_routing_bench.measure.footprint import allocated, footprint
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.measure.isolation import Runner, Turns, runners
+from moe_routing_bench.measure.isolation import Runner, runners
 from moe_routing_bench.measure.originals import genuine, originals, unshadowed
 from moe_routing_bench.measure.quiet import GpuQuiet, Quiet
 from moe_routing_bench.measure.sampling import Guarded, power_limited, sample, settle, warm_up
 from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.measure.surroundings import surroundings, undisturbed
+from moe_routing_bench.measure.turns import Turns
 from moe_routing_bench.measure.verify import idle, running, unharmed, verify
 from moe_routing_kernels.errors import one_line
 from moe_routing_kernels.formats import FORMATS
