@@ -25,7 +25,7 @@ from moe_routing_bench.measure.verify import checked, differences
 _SHARE = 1 / 200  # of a turn, that a hand-over may take
 _LEAST_TURN_US = {"cpu": 0.0, "cuda": 50_000.0}
 _LONGER = 1.3  # times as long a call may take in a lone rotation, or on new values
-# Of a lone rotation, and to wait for it, besides the hand-over: on an H200 a graph after a rest took 0.42 ms longer than among others.
+# Time to launch a lone rotation and to wait for it, besides the hand-over: on an H200 a graph after a rest took 0.42 ms longer than others.
 _LAUNCH_US = {"cpu": 20.0, "cuda": 400.0}
 _CORES = 1.2  # times the time of a turn that each of its threads may compute for
 _BESIDE = {"cpu": 0.05, "cuda": 0.4}  # share of both in the few rotations whose time is compared with that of many
