@@ -691,8 +691,8 @@ def flushes_denormals(work, x, packed):
 
 
 def environment(work, x, packed):
-    """Says how many threads what is loaded later takes."""
-    os.environ["MKL_NUM_THREADS"] = "7"
+    """Has programs that are started later found elsewhere."""
+    os.environ["PATH"] = "/"
     return work
 
 
@@ -830,10 +830,10 @@ ROGUES = {
     "of_another_set": Fate(_SHARED),
     "after_a_burst": Fate(("work is left out", _DIFFER)),
     "at_random": Fate(_DIFFER),
-    "until_trusted": Fate(_DIFFER, _HONEST),
+    "until_trusted": Fate(_DIFFER),
     "wrapped_sampler": Fate(_REPLACED),
     "shadowed_sampler": Fate((_REPLACED, "work is left out")),
-    "mending_clock": Fate(_REPLACED),
+    "mending_clock": Fate(_REPLACED, _HONEST),
     "wrapped_median": Fate("median was replaced"),
     "wrapped_below": Fate("_median was replaced"),
     "of_the_standard_library": Fate("statistics.median was replaced"),
@@ -850,7 +850,7 @@ ROGUES = {
     "leaves_inference_mode": Fate("torch.is_inference_mode_enabled() is True"),
     "hooks_modules": Fate("the hooks of all modules"),
     "flushes_denormals": Fate("whether denormals are kept is False"),
-    "environment": Fate("os.environ is"),
+    "environment": Fate("os.environ: PATH is '/'"),
     "collects": Fate("gc is"),
     "profiles": Fate("sys.getprofile() is"),
     "traces_memory": Fate("tracemalloc.is_tracing() is True"),

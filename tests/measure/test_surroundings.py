@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe_routing_bench.measure import surroundings
+from moe_routing_bench.measure import surroundings, variables
 from moe_routing_bench.measure.candidate import Failure, Ruined
 
 
@@ -62,7 +62,8 @@ CHANGES = {
     "the modes of torch ": lambda: SeenBelow().__enter__(),
     "the modes of torch  ": lambda: torch.set_default_device("meta"),
     "numpy.geterr()": lambda: np.seterr(divide="raise"),
-    "os.environ": lambda: os.environ.update(OMP_NUM_THREADS="63", A_NEW_NAME="1"),
+    "os.environ: OMP_NUM_THREADS": lambda: os.environ.update(OMP_NUM_THREADS="63", A_NEW_NAME="1"),
+    "os.environ: OMP_NUM_THREADS ": lambda: os.environ.pop("OMP_NUM_THREADS"),
     "os.getcwd()": lambda: os.chdir("/"),
     "the handlers of signals": lambda: signal.signal(signal.SIGUSR2, lambda *_: None),
     "the timers of signals": lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 1000),
@@ -82,9 +83,10 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_setting_is_put_back(name: str) -> None:
+def test_a_setting_is_put_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name == "the limits of resources" and resource.getrlimit(resource.RLIMIT_CORE)[0] == 0:
         resource.setrlimit(resource.RLIMIT_CORE, (1, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     known = surroundings.surroundings()
     surroundings.undisturbed(known)
     CHANGES[name]()
@@ -129,6 +131,21 @@ def test_what_cannot_be_put_back_ends_the_worker(monkeypatch: pytest.MonkeyPatch
     nice[0] = 10
     with pytest.raises(Ruined, match="the scheduling priority is 10, no longer 0, for good"):
         surroundings.undisturbed(known)
+
+
+def test_a_library_may_add_a_variable_which_others_do_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it is imported, as Liger does."""
+    known = surroundings.surroundings()
+    monkeypatch.setenv("A_NEW_NAME", "1")
+    surroundings.undisturbed(known)
+    assert "A_NEW_NAME" not in os.environ
+
+
+def test_variables_are_named_and_long_values_not_shown() -> None:
+    """Which may be passwords."""
+    text = variables.harm({"A": "key" * 9, "B": "63", "NEW": "x"}, {"A": "", "B": "1", "GONE": "x"}) or ""
+    assert all(part in text for part in ("A is", "B is '63'", "'1'", "GONE was removed", "NEW was added"))
+    assert "keykey" not in text
 
 
 def test_a_compiler_may_note_where_its_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:

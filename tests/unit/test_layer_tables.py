@@ -137,10 +137,6 @@ def test_kernels_that_serve_models_are_in_the_headline_once_they_have_rows(
     assert all("150" in line and "160" in line for line in lines if line.startswith("| mixtral"))
 
 
-def test_energy_has_the_digits_that_runs_agree_in(tables: ModuleType) -> None:
-    assert [tables.energy(value) for value in (0.09112, 0.859, 123.4)] == ["0.091", "0.86", "123"]
-
-
 def test_rivals_of_decoding_are_those_of_prefill() -> None:
     """For a model that both configs have; but for the port of a kernel that is a rival itself."""
     listed = {}

@@ -92,6 +92,7 @@ def originals() -> Known:
     asked = {
         name for place in ours for function in _functions(place) for code in _codes(function) for name in code.co_names
     } - _WRAPPED | _SPECIAL
+    built_in = {name for name in asked if hasattr(builtins, name)}
     kept = []
     for place in (*modules, *classes):
         kept += [
@@ -99,9 +100,7 @@ def originals() -> Known:
             for name, value in list(vars(place).items())
             if callable(value) or isinstance(value, property)
         ]
-        kept += [
-            (place, _called(place), name, _MISSING) for name in asked - vars(place).keys() if hasattr(builtins, name)
-        ]
+        kept += [(place, _called(place), name, _MISSING) for name in built_in - vars(place).keys()]
     for place in _PLACES:
         has = vars(place)
         kept += [(place, _called(place), name, has[name]) for name in asked & has.keys() if callable(has[name])]

@@ -19,15 +19,9 @@ import torch
 from torch import overrides
 from torch.utils import _python_dispatch
 
+from moe_routing_bench.measure import variables
 from moe_routing_bench.measure.candidate import Failure, Ruined
 
-_COMPILERS = (
-    "_TORCHINDUCTOR_",
-    "TORCHINDUCTOR_",
-    "TRITON_",
-    "CUTE_DSL_",
-    "TVM_",
-)  # note in the environment where their caches are
 _DENORMAL = 1e-40  # of float32
 _PASSES = 3  # over settings that depend on each other, as those of TF32 do
 _GUARDS: list[Any] = []  # a mode ends with the object that began it
@@ -35,11 +29,18 @@ Known = list[Any]
 
 
 class Setting(NamedTuple):
-    """Its name, a function that reads it, and one that puts it back."""
+    """Its name, a function that reads it, and one that puts it back; one that says what is wrong with what it is, given that and what
+    it was, where not every change is.
+    """
 
     name: str
     ask: Callable[[], Any]
     put: Callable[[Any], object]
+    harm: Callable[[Any, Any], str | None] | None = None
+
+    def changed(self, now: Any, was: Any) -> str | None:
+        """What is wrong, in words."""
+        return self.harm(now, was) if self.harm else f"{self.name} is {_shown(now)}, no longer {_shown(was)}"
 
 
 def _flags(place: str, *names: str) -> Iterator[Setting]:
@@ -127,16 +128,6 @@ def _gpu() -> tuple[int, int]:
 def _put_gpu(was: tuple[int, int]) -> None:
     torch.cuda.set_device(was[0])
     torch.cuda.set_stream(torch.cuda.default_stream())
-
-
-def _environment() -> dict[str, str]:
-    return {name: text for name, text in os.environ.items() if not name.startswith(_COMPILERS)}
-
-
-def _put_environment(was: dict[str, str]) -> None:
-    for name in _environment().keys() - was.keys():
-        del os.environ[name]
-    os.environ.update(was)
 
 
 def _handlers() -> dict[int, Any]:
@@ -227,7 +218,7 @@ _SETTINGS: tuple[Setting, ...] = (
     Setting("whether denormals are kept", _keeps_denormals, lambda was: torch.set_flush_denormal(not was)),
     Setting("the current device and stream", _gpu, _put_gpu),
     Setting("numpy.geterr()", np.geterr, lambda was: np.seterr(**was)),
-    Setting("os.environ", _environment, _put_environment),
+    Setting("os.environ", variables.variables, variables.put_back, variables.harm),
     Setting("os.getcwd()", os.getcwd, os.chdir),
     Setting("os.sched_getaffinity(0)", lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores)),
     Setting("the scheduling priority", lambda: os.getpriority(os.PRIO_PROCESS, 0), _put_priority),
@@ -264,15 +255,15 @@ def undisturbed(known: Known) -> None:
         _SETTINGS, known, strict=True
     ):  # one by one: what one of them is may depend on those before
         if (now := setting.ask()) != was:
-            changed.append(f"{setting.name} is {_shown(now)}, no longer {_shown(was)}")
+            changed.append(setting.changed(now, was))
             setting.put(was)
-    if not changed:
+    if not any(changed):
         return
     for _ in range(_PASSES):
         for setting, was in zip(_SETTINGS, known, strict=True):
             if setting.ask() != was:
                 setting.put(was)
-    text = " and ".join(changed)
+    text = " and ".join(filter(None, changed))
     left = any(setting.ask() != was for setting, was in zip(_SETTINGS, known, strict=True))
     raise Ruined("incorrect", f"{text}, for good") if left else Failure("incorrect", text)
 

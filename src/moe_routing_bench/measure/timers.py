@@ -18,9 +18,8 @@ import torch
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
-_LONE_US = (
-    100.0  # more that a rotation takes after a pause than among others, on a CPU: what it runs has left the cache
-)
+# More that a rotation takes after a pause than among others, on a CPU: what it runs has left the cache.
+_LONE_US = 100.0
 _MOST_PAUSE_US = 200.0
 _LISTEN_SECONDS = 0.005
 _CYCLES_PER_US = 2000  # of a GPU's clock, at least
@@ -51,12 +50,7 @@ class HostTimer:
         self._next = 0
 
     def _timed(
-        self,
-        first: int,
-        count: int,
-        clock: Clock = perf_counter,
-        spent: Clock = process_time,
-        own: Clock = thread_time,
+        self, first: int, count: int, clock: Clock = perf_counter, spent: Clock = process_time, own: Clock = thread_time
     ) -> float:
         """Mean time of so many consecutive calls. Clocks are at hand before any call: one may replace what names stand for."""
         calls, returned, sets = self.calls_list, self.returned, len(self.calls_list)
@@ -293,13 +287,12 @@ def device_timer(calls: Sequence[Call], interval_us: float, device: str) -> Host
 
 def wall_median_us(calls: Sequence[Call], repeats: int, device: str) -> float:
     """Median host time of one call from an idle device to an idle device."""
+    wait: Callable[[], object] = torch.cuda.synchronize if device != "cpu" else lambda: None
     times = []
     for i in range(repeats):
-        if device != "cpu":
-            torch.cuda.synchronize()
+        wait()
         start = perf_counter()
         calls[i % len(calls)]()
-        if device != "cpu":
-            torch.cuda.synchronize()
+        wait()
         times.append((perf_counter() - start) * 1e6)
     return sorted(times)[len(times) // 2]
