@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 import pandas as pd
-from layer_tables import BASELINE, chosen, even, measured, rivals
+from layer_tables import BASELINE, FIRST, PRODUCTION, chosen, even, measured, rivals
 from scipy import stats
 from stored_tables import LAYERS, QUANTISED, QUANTISED_FLOATS, stored
 
@@ -23,13 +23,36 @@ def _over(cell: pd.DataFrame, us: float) -> float:
 
 
 _OURS_BY_FAR = "model in ('deepseek-v3', 'qwen3-next-80b-a3b')"
-_TORCH_ALONE = "model == 'gpt-oss-120b'"
-_LEVEL = f"not ({_OURS_BY_FAR} or {_TORCH_ALONE}) and skew == 0"
+_GPT_OSS = "model == 'gpt-oss-120b'"
+_LEVEL = f"not ({_OURS_BY_FAR} or {_GPT_OSS}) and skew == 0"
 
 
 def ratio(where: str, edge: str) -> str:
     """The least or largest lead."""
     return f"{getattr(leads(where), edge)():.2f}"
+
+
+def gpt_oss(alone: bool) -> str:
+    """The lead at gpt-oss in the one cell in which torch is the only rival, or in the one in which it is not."""
+    rows = measured("prefill").query(_GPT_OSS)
+    cells = [cell for _, cell in rows.groupby("cell") if (set(rivals(cell).index) == {BASELINE}) == alone]
+    (cell,) = cells
+    return f"{_over(cell, rivals(cell).min()):.2f}"
+
+
+def servers(phase: str, edge: str) -> str:
+    """How many times as long as what `auto` runs the faster of the kernels that serve models takes, in cells with even loads: the least, or the largest."""
+    cells = [cell for _, cell in even(measured(phase)).groupby("cell")]
+    times = [(cell, rivals(cell).reindex(list(PRODUCTION)).min()) for cell in cells]
+    return f"{getattr(pd.Series([_over(cell, us) for cell, us in times if not pd.isna(us)]), edge)():.2f}"
+
+
+def served(tokens: int) -> str:
+    """The lead over the fastest rival at decoding, of the first model with one number of tokens."""
+    cell = even(measured("decode")).query(
+        "model == @FIRST and tokens == @tokens", local_dict={"FIRST": FIRST, "tokens": tokens}
+    )
+    return f"{_over(cell, rivals(cell).min()):.2f}"
 
 
 def away() -> str:
@@ -121,8 +144,11 @@ def dequantising(where: str, edge: str) -> str:
 COMPUTED: Mapping[str, Callable[[], str]] = {
     "lead-far-least": partial(ratio, _OURS_BY_FAR, "min"),
     "lead-far-most": partial(ratio, _OURS_BY_FAR, "max"),
-    "lead-torch-least": partial(ratio, _TORCH_ALONE, "min"),
-    "lead-torch-most": partial(ratio, _TORCH_ALONE, "max"),
+    "lead-torch": partial(gpt_oss, True),
+    "lead-gpt-oss": partial(gpt_oss, False),
+    "lead-servers-least": partial(servers, "prefill", "min"),
+    "lead-servers-most": partial(servers, "prefill", "max"),
+    **{f"lead-decode-{tokens}": partial(served, tokens) for tokens in (1, 8, 64)},
     "lead-level": away,
     "lead-skewed-least": partial(ratio, "skew > 0", "min"),
     "lead-skewed-most": partial(ratio, "skew > 0", "max"),

@@ -45,6 +45,7 @@ WAYS = (
 MANY = 7  # implementations, from which on a layer has all of them in a table
 TRAINERS = ("sonicmoe",)  # made for training: rows of it say little of what people run to decode
 LABELS = PRODUCTION | {"sonicmoe": "SonicMoE", BASELINE: f"`{BASELINE}`"}
+NO_ROW = "no row"
 
 
 def shape(row: pd.Series) -> str:
@@ -60,6 +61,13 @@ def measured(phase: str) -> pd.DataFrame:
     rows = stored_tables.stored((DECODE if phase == "decode" else LAYERS) + "measurements.parquet")
     timed = rows[(rows["bench"] == BENCH) & (rows["status"] == "ok") & (rows["phase"] == phase)]
     return regret.as_chosen(timed)
+
+
+def failed(phase: str) -> pd.DataFrame:
+    """The rows of a phase that have no time, because the implementation crashed or was wrong; with even loads."""
+    rows = stored_tables.stored((DECODE if phase == "decode" else LAYERS) + "measurements.parquet")
+    without = rows["status"].isin(("crashed", "incorrect", "timeout"))
+    return even(rows[(rows["bench"] == BENCH) & (rows["phase"] == phase) & without])
 
 
 def chosen(cell: pd.DataFrame) -> str:
@@ -116,8 +124,20 @@ def headline() -> str:
     both = [even(measured(phase)) for phase in ("decode", "prefill")]
     rows = pd.concat([phase[phase["cell"].notna()] for phase in both])
     tables = explained(f"{table(by_tokens(rows))}\n{table(by_layer(rows))}")
-    decode, prefill = ("".join(together(phase)) for phase in both)
-    return f"{tables}\n**Prefill.** {prefill}\n**Decoding.** {decode.rstrip()} {decoding(FIRST)}"
+    if NO_ROW in tables:
+        tables += f"\n*{NO_ROW}*: not measured in this layer yet, so the speed-up is over the other rivals.\n"
+    decode, prefill = ("".join(together(phase)).rstrip() for phase in both)
+    without = [_without(failed(phase)) for phase in ("decode", "prefill")]
+    return f"{tables}\n**Prefill.** {prefill}{without[1]}\n\n**Decoding.** {decode}{without[0]} {decoding(FIRST)}"
+
+
+def _without(rows: pd.DataFrame) -> str:
+    """Which implementations have rows without a time, in a sentence: they are no rivals."""
+    if rows.empty:
+        return ""
+    names = _and([f"`{name}`" for name in sorted(rows["implementation"].unique())])
+    when = " while they were prepared" if rows["reason"].str.startswith("preparing: ").all() else ""
+    return f" Left out at {_and(sorted(rows['model'].unique()))}, because they failed{when} (`reason`): {names}."
 
 
 def _cell(rows: pd.DataFrame, model: str, tokens: int) -> pd.DataFrame:
@@ -147,7 +167,7 @@ def by_layer(rows: pd.DataFrame) -> list[dict[str, str]]:
         fastest = rivals(cell).idxmin()
         line = {"layer": cell["model"].iloc[0], "T": str(cell["tokens"].iloc[0])}
         line["`ops.layer`"] = time(cell, chosen(cell))
-        line |= {PRODUCTION[name]: time(cell, name) for name in production}
+        line |= {PRODUCTION[name]: time(cell, name) if name in cell.index else NO_ROW for name in production}
         line |= {"fastest rival": f"{time(cell, fastest)} (`{fastest}`)", f"`{BASELINE}`": time(cell, BASELINE)}
         lines.append(line | {"speed-up": _lead(cell).partition(" ")[0]})
     return lines
@@ -177,37 +197,72 @@ def even(rows: pd.DataFrame) -> pd.DataFrame:
 def together(rows: pd.DataFrame) -> list[str]:
     """What the cells of one phase say together; nothing of a single cell.
 
-    The lead over the fastest rival is that over cells with another rival than torch, and then with those in which torch runs alone; where the
-    only rivals of cells of decoding are made for training, it is left out.
+    The lead over the fastest rival is that over cells with another rival than torch, and then with those in which torch runs alone. Cells of
+    decoding whose only other rivals are made for training are in no lead.
     """
     cells = [cell for _, cell in rows.groupby("cell", sort=False)]
     if len(cells) < 2:
         return []
-    ahead = [_over(cell, rivals(cell).min()) for cell in cells]
+    decoding_only = set(rows["phase"]) == {"decode"}
     others = [origins.besides_torch(BENCH, cell["implementation"]) for cell in cells]
-    packages = pd.Series([name for names in others for name in names], dtype=object).value_counts(sort=False)
-    names = sorted(packages.index, key=lambda name: (-packages[name], name))
-    torch = stats.gmean([_over(cell, rivals(cell)[BASELINE]) for cell in cells])
-    said = [f"Rivals: torch in every layer{''.join(f', `{name}` in {packages[name]}' for name in names)}."]
-    if set(rows["phase"]) == {"decode"} and set(names) <= set(TRAINERS):
+    said = [_rivals(others)]
+    wide = [
+        cell for cell, names in zip(cells, others, strict=True) if (names - set(TRAINERS) if decoding_only else names)
+    ]
+    if wide or not decoding_only:
+        kind = "another rival than torch" + " and libraries made for training" * decoding_only
+        said.append(_leads(wide or cells, f"with {kind}" if wide else "in which torch is the only rival"))
+    if decoding_only and len(wide) < len(cells):
+        said.append(_undecided([cell for cell in cells if not any(cell is other for other in wide)]))
+    elif wide and len(wide) < len(cells):
+        alone = len(cells) - len(wide)
         said.append(
-            f"{row_groups.words([f'`{name}`' for name in names])} is a library made for training, so no lead over what people run to decode follows from these rows."
-            if names
-            else "So no lead over what people run to decode follows from these rows."
-        )
-    else:
-        wide = [one for one, names_there in zip(ahead, others, strict=True) if names_there]
-        alone = len(ahead) - len(wide)
-        main, which = (wide, "with another rival than torch") if wide else (ahead, "in which torch is the only rival")
-        with_all = f"; with the {alone} in which torch is the only rival {digits(stats.gmean(ahead))}x"
-        said.append(
-            f"Speed-up of what `auto` runs, geometric mean over {count(len(main), 'layer')} with even loads {which}: {digits(stats.gmean(main))}x the fastest rival (least {digits(min(main))}x){with_all * bool(wide and alone)}; {digits(torch)}x `{BASELINE}`."
+            f"Over all {len(cells)}, with the {alone} in which torch is the only rival, {digits(stats.gmean(_ahead(cells)))}x."
         )
     said += _absent(rows)
     doubted = sum(bool((cell["suspect"] == True).any()) for cell in cells)  # noqa: E712
     if doubted:
         said.append(f"{doubted} of the {len(cells)} have suspect rows.")
     return [" ".join(said) + "\n"]
+
+
+def _rivals(others: Sequence[set[str]]) -> str:
+    """Which rivals there are, by the number of layers that have them."""
+    packages = pd.Series([name for names in others for name in names], dtype=object).value_counts(sort=False)
+    groups = [
+        f"in {layers}: {', '.join(f'`{name}`' for name in sorted(names))}"
+        for layers, names in sorted(packages.groupby(packages).groups.items(), reverse=True)
+    ]
+    return f"{'; '.join(['Rivals: torch in every layer', *groups])}."
+
+
+def _ahead(cells: Sequence[pd.DataFrame]) -> list[float]:
+    """How many times as long as ours the fastest rival of each cell takes."""
+    return [_over(cell, rivals(cell).min()) for cell in cells]
+
+
+def _leads(cells: Sequence[pd.DataFrame], which: str) -> str:
+    """The means over cells: over the fastest rival, over the faster of the kernels that serve models in cells with their rows, and over torch."""
+    ahead = _ahead(cells)
+    torch = [_over(cell, rivals(cell)[BASELINE]) for cell in cells]
+    served = [(cell, rivals(cell).reindex(list(PRODUCTION)).min()) for cell in cells]
+    over = [_over(cell, us) for cell, us in served if not pd.isna(us)]
+    names = [name for name in PRODUCTION if any(name in cell["implementation"].to_list() for cell in cells)]
+    of_servers = (
+        f"{digits(stats.gmean(over or [1]))}x the faster of {_and([f'`{name}`' for name in names])} in {len(over)}; "
+    )
+    return (
+        f"Speed-up of what `auto` runs, geometric mean over {count(len(cells), 'layer')} with even loads {which}: "
+        f"{digits(stats.gmean(ahead))}x the fastest rival (least {digits(min(ahead))}x); {of_servers * (len(over) > 0 and over != ahead)}{digits(stats.gmean(torch))}x `{BASELINE}`."
+    )
+
+
+def _undecided(cells: Sequence[pd.DataFrame]) -> str:
+    """For which layers of decoding no lead follows, because nothing that people decode with has a row."""
+    names = row_groups.words(list(dict.fromkeys(shape(cell.iloc[0]) for cell in cells)))
+    trained = sorted({name for cell in cells for name in cell["implementation"]} & set(TRAINERS))
+    there = row_groups.words(["torch", *(f"`{name}`, a library made for training," for name in trained)])
+    return f"At {names} only {there} ran: no lead over what people run to decode follows."
 
 
 def _over(cell: pd.DataFrame, us: float) -> float:

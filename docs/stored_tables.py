@@ -8,6 +8,7 @@ at the matrix rate, both measured in the same process.
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -242,20 +243,21 @@ def profiled() -> str:
 
 
 def stored_cells(name: str = "measurements.parquet") -> str:
-    """Where the measured rows come from, in a sentence for each card and commit, those of most cells first."""
+    """Where the measured rows come from, in a part of a sentence for each commit with the number of its cards, those of most cells first."""
     lines = []
-    for _, rows in stored(name).groupby(["gpu_uuid", "git_sha"]):
+    for _, rows in stored(name).groupby("git_sha"):
+        cards = rows["gpu_uuid"].nunique()
         one = rows[rows["cutlass_dsl_version"].notna()].iloc[0]
         days = sorted({start[:10] for start in rows["started_at"]})
         cells = rows.groupby(["bench", "cell"]).ngroups
         text = (
-            f"{one['gpu_name']}, commit {words.commits(rows)}, driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
+            f"{'One' if cards == 1 else cards} {one['gpu_name']}, commit {words.commits(rows)}, driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
             f"nvidia-cutlass-dsl {one['cutlass_dsl_version']}, {' and '.join(days)}, {count(cells, 'cell')}"
         )
         benches = rows["bench"].unique()
         lines.append((cells, text if len(benches) > 1 else f"{text} of `{benches[0]}`"))
     found = [text for _, text in sorted(lines, reverse=True)]
-    return "; ".join([f"One {found[0]}", *(f"another {text}" for text in found[1:])]) + ".\n"
+    return "; ".join([found[0], *(text.replace("One ", "another ", 1) for text in found[1:])]) + ".\n"
 
 
 def platforms() -> str:
@@ -482,7 +484,7 @@ def _run(path: Path) -> str:
 def bars(lines: Sequence[BarLine]) -> str:
     """A line per bar: what was fixed, what is measured with its interval and its worst cell, and the verdict.
 
-    Reports have the best cell, how cells of a mean differ, and means with suspect cells, too.
+    Reports have the best cell, how cells of a mean differ, and means with suspect cells, too. A bar that is open in more than two places has one line.
     """
     return table(
         [
@@ -496,9 +498,29 @@ def bars(lines: Sequence[BarLine]) -> str:
                 "run": line.where or "–",
                 "verdict": line.verdict,
             }
-            for line in lines
+            for line in _merged(lines)
         ]
     )
+
+
+def _merged(lines: Sequence[BarLine]) -> list[BarLine]:
+    """The lines, with those of a bar that several cards or codes leave open as one without figures: none of them decides it."""
+    merged: dict[tuple[str, str], list[BarLine]] = {}
+    for line in lines:
+        merged.setdefault((line.what, line.bar), []).append(line)
+    return [several for (_, _), group in merged.items() for several in ([_open(group)] if _all_open(group) else group)]
+
+
+def _all_open(group: Sequence[BarLine]) -> bool:
+    return len(group) > 2 and {line.verdict for line in group} == {"open"}
+
+
+def _open(group: Sequence[BarLine]) -> BarLine:
+    """One line for all parts of an open bar, with the cells of each."""
+    total = group[0].cells.rpartition(" of ")[2]
+    cells = f"{' + '.join(line.cells.partition(' of ')[0] for line in group)} of {total}"
+    runs = " and ".join(dict.fromkeys(line.where.partition(",")[0] for line in group))
+    return replace(group[0], measured="on several cards or by several codes", cells=cells, where=runs, left_out="–")
 
 
 _ALONE = re.compile(r" in the geometric mean; worst: .*")

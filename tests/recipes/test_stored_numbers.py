@@ -27,16 +27,19 @@ def test_the_comparisons_of_formats_are_of_the_commit_that_is_named() -> None:
 
 
 def test_how_many_cards_measured_a_run() -> None:
-    """One each, but for those that are named, and one commit; a run that is added or measured anew is named, too."""
-    words = {2: "two", 3: "three"}
+    """One each, and one commit, but for those that are named; a run that is added or measured anew is named, too."""
+    words = {2: "two", 3: "three", 5: "five"}
     runs = sorted(path.parent.name for path in ROOT.glob(f"results/{H200}*/measurements.parquet"))
-    cards = {run: stored(run)["gpu_uuid"].nunique() for run in runs}
-    assert all(stored(run)["git_sha"].nunique() == 1 for run in runs)
-    several = {run.removeprefix(f"{H200}."): number for run, number in cards.items() if number > 1}
-    sentence = text_of("docs/method.md").partition("from one card, but for ")[2].partition(". Runs differ")[0]
-    assert set(re.findall(r"seed-[\w-]+", sentence)) == set(several)
+    rows = {run.removeprefix(f"{H200}."): stored(run) for run in runs}
+    several = {run: found["gpu_uuid"].nunique() for run, found in rows.items() if found["gpu_uuid"].nunique() > 1}
+    by_card, by_commit = (
+        text_of("docs/method.md").partition("from one card, but for ")[2].split(" Runs differ")[0].split(".", 1)
+    )
+    assert set(re.findall(r"\b(?:seed-[\w-]+|decode|layers)\b", by_card)) == set(several)
     for run, number in several.items():
-        assert words[number] in re.split(rf"{run}\b(?!-)", sentence)[1].partition(")")[0]
+        assert words[number] in re.split(rf"{run}\b(?!-)", by_card)[1].partition(")")[0]
+    mixed = {run for run, found in rows.items() if found["git_sha"].nunique() > 1}
+    assert set(re.findall(r"\b(?:seed-[\w-]+|decode|layers)\b", by_commit.partition(", whose")[0])) == mixed
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,9 @@ def test_a_mean_names_its_rivals_and_tells_cells_with_torch_alone_apart(
     rival = {"cute": 100.0, "torch_grouped_mm": 400.0, "cute_quack": 100.0, "sonicmoe": 121.0}
     alone = {"cute": 100.0, "torch_grouped_mm": 400.0, "cute_grouped_mm": 800.0}
     found = shown(tables, monkeypatch, cell("a", **rival), cell("b", **rival), cell("c", **alone)).splitlines()[-1]
-    assert [float(ratio) for ratio in re.findall(r"([\d.]+)x", found)] == [1.0, 1.0, 1.59, 4.0]
+    assert [float(ratio) for ratio in re.findall(r"([\d.]+)x", found)] == [1.0, 1.0, 4.0, 1.59]
     assert "over 2 layers" in found and "with the 1 in which" in found
-    assert "`cute_quack` in 2" in found and "`sonicmoe` in 2" in found
+    assert "in 2: `cute_quack`, `sonicmoe`" in found
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,22 @@ def test_at_decoding_no_lead_is_stated_over_libraries_made_for_training(
     times = {"cute": 100.0, "torch_grouped_mm": 400.0, rival: 200.0}
     found = shown(tables, monkeypatch, *(cell(key, phase, **times) for key in "ab"), phase=phase).splitlines()[-1]
     assert ("2.00x" in found) is led and ("x `torch_grouped_mm`" in found) is led
+
+
+def test_at_decoding_a_mean_leaves_out_layers_without_a_rival_that_people_decode_with(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"cute": 100.0, "torch_grouped_mm": 400.0, "sonicmoe": 300.0}
+    cells = [cell("a", "decode", **times, vllm_triton=120.0), cell("b", "decode", **times)]
+    found = shown(tables, monkeypatch, *cells, phase="decode").splitlines()[-1]
+    assert "1.20x the fastest rival" in found and "over 1 layer " in found and "no lead" in found
+
+
+def test_what_failed_is_named_and_is_no_rival(tables: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {**SIZES, **FORMATS, **SEEN, "cell": "a", "phase": "decode", "model": "m", "status": "crashed"}
+    rows = frame(one("layer", "sonicmoe", median_us=None, reason="preparing: ImportError", **known))
+    monkeypatch.setattr(tables.stored_tables, "stored", lambda name: rows)
+    assert "`sonicmoe`" in tables._without(tables.failed("decode")) and tables.measured("decode").empty
 
 
 def test_a_kernel_of_a_server_that_is_among_the_rows_is_not_said_to_be_absent(
@@ -135,6 +151,10 @@ def test_kernels_that_serve_models_are_in_the_headline_once_they_have_rows(
     lines = found.splitlines()
     assert any(line.startswith("| vLLM") and line.count("150") == 5 for line in lines)
     assert all("150" in line and "160" in line for line in lines if line.startswith("| mixtral"))
+
+
+def test_energy_has_the_digits_that_runs_agree_in(tables: ModuleType) -> None:
+    assert [tables.energy(value) for value in (0.09112, 0.859, 123.4)] == ["0.091", "0.86", "120"]
 
 
 def test_rivals_of_decoding_are_those_of_prefill() -> None:
@@ -186,8 +206,8 @@ def test_every_table_of_layers_marks_what_its_rows_doubt(tables: ModuleType) -> 
 
 
 def test_the_stored_layers_have_the_means_that_were_recomputed_by_hand(tables: ModuleType) -> None:
-    """From results/nvidia-h200.layers: products of QuACK as a rival, and the cells in which torch runs alone told apart."""
+    """From results/nvidia-h200.layers: products of QuACK as a rival, vLLM's and SGLang's kernels, and the cell in which torch runs alone told apart."""
     rows: pd.DataFrame = tables.measured("prefill")
     (said,) = tables.together(rows[rows["skew"] == 0])
-    assert [float(ratio) for ratio in re.findall(r"([\d.]+)x", said)] == [1.08, 0.973, 1.19, 1.96]
-    assert "over 9 layers" in said and "with the 2 in which" in said
+    assert [float(ratio) for ratio in re.findall(r"([\d.]+)x", said)] == [1.11, 0.972, 1.4, 1.96, 1.17]
+    assert "over 10 layers" in said and "with the 1 in which" in said
