@@ -1,0 +1,35 @@
+"""The mutants made by hand, and the survivors that are accepted, are of code that is there."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+def entries(name: str) -> list[dict[str, str]]:
+    return yaml.load((ROOT / "tests" / name).read_text(encoding="utf-8"), yaml.CSafeLoader)
+
+
+def test_hand_made_mutants_can_be_planted() -> None:
+    """Their files have the piece that they change, and their tests are there."""
+    planted = entries("planted.yaml")
+    for mutant in planted:
+        source = (ROOT / "src/moe_routing_bench" / mutant["file"]).read_text(encoding="utf-8")
+        assert mutant["old"] in source and mutant["new"] != mutant["old"], mutant
+        assert all((ROOT / path).is_file() for path in mutant["tests"].split()), mutant
+    assert len(planted) > 100
+
+
+def test_accepted_survivors_are_of_functions_that_exist() -> None:
+    """mutmut names a function `module.x_name`, a method `module.xǁClassǁname`."""
+    missing = []
+    for survivor in entries("mutants.yaml"):
+        module, _, mangled = survivor["in"].rpartition(".")
+        path = ROOT / "src" / module.replace(".", "/")
+        file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        name = mangled.split("ǁ")[-1] if "ǁ" in mangled else mangled.removeprefix("x_")
+        if not file.is_file() or not re.search(rf"\bdef {re.escape(name)}\(", file.read_text(encoding="utf-8")):
+            missing.append(survivor["in"])
+    assert not missing
