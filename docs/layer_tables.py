@@ -34,8 +34,8 @@ from moe_routing_kernels.choices import table as table_of_choices
 BENCH = "layer"
 BASELINE = BENCHES[BENCH].baseline
 PRODUCTION = {  # what people run to serve these models, and how a table names it; absent: no row yet
-    "vllm_triton": "vLLM's Triton kernel, tuned",
-    "sglang_triton": "SGLang's Triton kernel, tuned",
+    "vllm_triton": "vLLM's Triton kernel",
+    "sglang_triton": "SGLang's Triton kernel",
     "flashinfer": "FlashInfer's CuTe DSL kernel",
 }
 WAYS = (

@@ -54,17 +54,19 @@ def digits(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 1000 else significant(value, 3)
 
 
-SUSPECT, WIDE, WARM = "†", "°", "‡"
+SUSPECT, WIDE, WARM, UNTUNED = "†", "°", "‡", "¶"
 _MARKS = {
     SUSPECT: "suspect: the row says why (`suspect_reason`)",
     WIDE: "reached a limit before its interval was as narrow as asked",
     WARM: "the L2 cache may be warm: calls read less than four times its size before inputs repeat",
+    UNTUNED: "default tiles: the package has no tuned table for this layer",
 }
 
 
 def doubts(row: pd.Series) -> str:
     """The marks of a row's time."""
     marks = {SUSPECT: row["suspect"] == True, WIDE: row["converged"] == False, WARM: row["cold"] == False}  # noqa: E712
+    marks[UNTUNED] = "default tiles" in str(row.get("configuration"))
     return "".join(mark for mark, there in marks.items() if there)
 
 
