@@ -100,6 +100,11 @@ def running(pids: set[int]) -> set[int]:
     return {pid for pid in pids if _state(pid) not in ("Z", "X", "")}
 
 
+def ready(pids: set[int]) -> set[int]:
+    """Those of the processes that compute, or would if a core were free."""
+    return {pid for pid in pids if _state(pid) == "R"}
+
+
 def _state(pid: int) -> str:
     """The state letter that the kernel gives a process; empty where there is none."""
     try:
