@@ -30,7 +30,8 @@ _SWEEP_SECONDS = 2.0
 _LISTEN_SECONDS = 0.01
 _LOOKS = 5
 _ATTEMPTS = 4  # at a rotation by itself that nothing else on the machine holds up
-_SHORTENED = 1.3  # times as long a call may take where it is checked as where it is timed; leaving out every other one makes it 2
+# times as long a call of a lone rotation may take; leaving out every other one makes it 2. A busy host is not as steady as a device.
+_SHORTENED, _SHORTENED_HOST = 1.3, 1.7
 _ELSEWHERE = 0.2  # share of the computing in a call that other threads may do, as a thread that ends does
 
 
@@ -117,10 +118,11 @@ def _whole(candidate: Candidate, last: bool) -> bool:
         raise Failure("incorrect", f"other threads do {share:.0%} of the computing")
     timed = median([sample for block in candidate.blocks for sample in block] or [timer.sample()])
     ratio = timer.alone_us() / max(timed, 1e-3)
-    if last and ratio > _SHORTENED:
+    limit = _SHORTENED_HOST if timer.name == "wall" else _SHORTENED
+    if last and ratio > limit:
         reason = f"a call takes {ratio:.2f} times as long where it is checked, in one rotation, as where it is timed: work is left out"
         raise Failure("incorrect", reason)
-    return ratio <= _SHORTENED
+    return ratio <= limit
 
 
 def unharmed(sets: Sets) -> None:
