@@ -89,7 +89,7 @@ def site(
     """Build the missing reports of published runs, and gather the reports of all platforms and runs, with figures, rows and comparisons of GPUs, in one folder with a first page, to be served or opened as files."""
     published = runs()
     for name in published:
-        manifest.read(name)
+        manifests.read(name)
     built = [folder.name for folder in _REPORTS.glob("*") if not _missing(folder.name)]
     folders = [_REPORTS / name for name in sorted({*built, *published})]
     if not folders:
