@@ -129,6 +129,7 @@ def test_an_implementation_may_print_what_it_likes(tmp_path, locale):
         check=False,
     )
     assert done.returncode == 0 and b"pack loud: ok" in done.stdout, done.stdout + done.stderr
+    assert b"?" in done.stdout
     (row,) = records.read(tmp_path / "rows.parquet").to_pylist()
     assert row["status"] == "ok"
 

@@ -63,8 +63,8 @@ def serve(job: Job, name: str, device: str, link: socket.socket, shown: int, jud
         processes.adopt()
         processes.close_all_but(link.fileno(), shown)
         for number, stream in ((1, "stdout"), (2, "stderr")):  # those of before may lead to descriptors that are closed
-            raw = io.FileIO(number, "wb", closefd=False)
-            setattr(sys, stream, io.TextIOWrapper(io.BufferedWriter(raw), "utf-8", "replace", line_buffering=True))
+            raw, encoding = io.FileIO(number, "wb", closefd=False), getattr(getattr(sys, stream), "encoding", None)
+            setattr(sys, stream, io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=True))
         processes.renounce()
         random.seed()
         torch.seed()
