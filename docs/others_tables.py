@@ -20,7 +20,7 @@ def sources() -> list[tuple[published.Source, pd.DataFrame, pd.DataFrame]]:
     found = []
     for path, source in published.load(ROOT / "config/published").items():
         theirs = published_rows.read(path)
-        found.append((source, theirs, published_rows.beside(source, theirs, rows)))
+        found.append((source, theirs, published_rows.matched(source, theirs, rows)))
     return found
 
 
@@ -62,8 +62,8 @@ def kernels() -> str:
 def cells() -> str:
     """A line per cell of published rows with `SHOWN` tokens: the time of each package's latest version, of the same kernel here, and of `ops.layer`."""
     lines = []
-    for _, rows, beside in sources():
-        here = beside.set_index([*published_rows.CELL, "package", "version"]).sort_index() if len(beside) else beside
+    for _, rows, matched in sources():
+        here = matched.set_index([*published_rows.CELL, "package", "version"]).sort_index() if len(matched) else matched
         whole = published_rows.whole(rows)
         for key, cell in whole[whole["tokens"].isin(SHOWN)].groupby(published_rows.CELL, sort=True):
             first = cell.iloc[0]

@@ -17,7 +17,7 @@ LIST = ROOT / "docs/prose_numbers.yaml"
 REASONS = {
     "definition": "set by the method, the code, a config or arithmetic: limits, tolerances, bars, sizes, budgets, versions",
     "hardware": "what a data sheet or the architecture says",
-    "others": "published by somebody else, with the source next to it",
+    "others": "published by another project, with the source next to it",
     "simulation": "drawn by a simulation or property of the method that a test repeats",
     "experiment": "measured once, on a day that the text or the notebook names; no stored row has it",
     "estimate": "how long or how large something is for a reader; nothing is claimed by it",

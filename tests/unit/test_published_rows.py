@@ -1,4 +1,4 @@
-"""Rows that other projects published, beside ours: which cells are the same, what became of each row, and what the file of rows holds."""
+"""Rows that other projects published, next to ours: which cells are the same, what became of each row, and what the file of rows holds."""
 
 from pathlib import Path
 
@@ -47,9 +47,9 @@ def ours(name: str, us: float | None, **values: object) -> dict[str, object]:
     return one("layer", name, **{"cell": "a", "median_us": us, "warm_median_us": us, **OURS, **values})
 
 
-def beside(*rows: dict[str, object], **values: object) -> pd.DataFrame:
+def matched(*rows: dict[str, object], **values: object) -> pd.DataFrame:
     source = published.Source(**SOURCE)
-    return published_rows.beside(source, pd.DataFrame([PUBLISHED | values]), frame(*rows))
+    return published_rows.matched(source, pd.DataFrame([PUBLISHED | values]), frame(*rows))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def beside(*rows: dict[str, object], **values: object) -> pd.DataFrame:
 )
 def test_the_same_kernel_is_compared_with_its_warm_time(us: float, status: str, ratio: float) -> None:
     row = ours("sonicmoe", 500.0, implementation_version="3") | {"warm_median_us": us}
-    (line,) = beside(row, ours("cute", 80.0)).to_dict("records")
+    (line,) = matched(row, ours("cute", 80.0)).to_dict("records")
     assert (line["status"], line["ratio"], line["why"]) == (status, pytest.approx(ratio), "version 3 here; a gate")
     assert (line["ours"], line["ours_us"]) == ("cute", 80.0)
 
@@ -82,7 +82,7 @@ def test_the_same_kernel_is_compared_with_its_warm_time(us: float, status: str, 
     ],
 )
 def test_what_has_no_time_here_says_why(rows, values, status, why) -> None:
-    (line,) = beside(*rows, **values).to_dict("records")
+    (line,) = matched(*rows, **values).to_dict("records")
     assert (line["status"], line["why"]) == (status, why) and pd.isna(line["ratio"])
 
 
@@ -101,12 +101,12 @@ def test_what_has_no_time_here_says_why(rows, values, status, why) -> None:
     ],
 )
 def test_rows_of_other_cells_are_not_compared(other: dict[str, object]) -> None:
-    assert beside(ours("sonicmoe", 100.0, **other)).empty
+    assert matched(ours("sonicmoe", 100.0, **other)).empty
 
 
 @pytest.mark.parametrize("spread", [{"tensor_parallel": 2}, {"expert_parallel": 8}, {"loads": "power_law_1.2"}])
 def test_ranks_and_uneven_loads_are_kept_as_data(spread: dict[str, object]) -> None:
-    assert beside(ours("sonicmoe", 100.0), **spread).empty
+    assert matched(ours("sonicmoe", 100.0), **spread).empty
 
 
 def test_the_share_counts_what_has_a_row_of_the_same_kernel() -> None:
@@ -116,14 +116,14 @@ def test_the_share_counts_what_has_a_row_of_the_same_kernel() -> None:
         [PUBLISHED | {"tokens": tokens, "median_us": us} for tokens, us in ((1, 1), (2, 1), (3, 9), (4, 1))]
     )
     rows = [ours("sonicmoe", 1.0, tokens=tokens, cell=str(tokens)) for tokens in (1, 2, 3)]
-    lines = published_rows.beside(source, theirs, frame(*rows, ours("cute", 1.0, tokens=4)))
-    assert published_rows.summary(lines) == {"beside": 4, "compared": 3, "reproduced": 2}
+    lines = published_rows.matched(source, theirs, frame(*rows, ours("cute", 1.0, tokens=4)))
+    assert published_rows.summary(lines) == {"matched": 4, "compared": 3, "reproduced": 2}
     assert "67 %" in published_rows.sentence(source, theirs, lines)
 
 
 def test_a_kernel_of_an_unknown_name_is_refused() -> None:
     with pytest.raises(UserError, match="kernels"):
-        beside(ours("sonicmoe", 1.0), kernel="slow")
+        matched(ours("sonicmoe", 1.0), kernel="slow")
 
 
 @pytest.mark.parametrize(

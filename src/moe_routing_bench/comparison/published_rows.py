@@ -1,4 +1,4 @@
-"""Rows that others published beside ours of the same cell: whether the same kernel takes as long here. Pure functions; no torch.
+"""Published rows of other projects next to ours of the same cell: whether the same kernel takes as long here. Pure functions; no torch.
 
 A cell is the same if model, tokens, sizes and formats are, on one GPU with balanced loads. Their times and ours have different boundaries, so they take
 no part in verdicts, headlines and figures of ours.
@@ -37,7 +37,7 @@ def whole(published: pd.DataFrame) -> pd.DataFrame:
     return published[alone & (published["loads"] == "balanced") & published["model"].notna()]
 
 
-def beside(source: Source, published: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+def matched(source: Source, published: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     """The published rows whose cell `rows` has, a line each, with what was measured here.
 
     Columns: `CELL`, package, version, kernel and `published_us`; `implementation`, the one here that runs the kernel, or empty; `here_us`, its warm
@@ -102,16 +102,16 @@ def _why(here: pd.Series, row: dict[str, object], differs: str) -> str:
 
 
 def summary(lines: pd.DataFrame) -> dict[str, int]:
-    """How many published rows lie beside cells here, how many have a time of the same kernel, and how many of these are reproduced."""
+    """How many published rows have a cell here, how many have a time of the same kernel, and how many of these are reproduced."""
     counts = lines["status"].value_counts() if len(lines) else pd.Series(dtype=int)
     reproduced = int(counts.get(REPRODUCED, 0))
-    return {"beside": len(lines), "compared": reproduced + int(counts.get(NOT, 0)), "reproduced": reproduced}
+    return {"matched": len(lines), "compared": reproduced + int(counts.get(NOT, 0)), "reproduced": reproduced}
 
 
 def sentence(source: Source, published: pd.DataFrame, lines: pd.DataFrame) -> str:
     """The reproduced share, and what has no row yet, in sentences."""
     found = summary(lines)
-    text = f"{found['beside']} of {len(whole(published))} published rows of {source.title} (one GPU, balanced loads) are of cells here."
+    text = f"{found['matched']} of {len(whole(published))} published rows of {source.title} (one GPU, balanced loads) are of cells here."
     if found["compared"]:
         share, verb = found["reproduced"] / found["compared"], "is" if found["reproduced"] == 1 else "are"
         text += f" {found['compared']} have a row of the same kernel, of which {found['reproduced']} ({100 * share:.0f} %) {verb} reproduced within {100 * source.within:.0f} %."

@@ -110,7 +110,7 @@ class GraphRotation(Rotation):
         self._one = self._several = self._captured(1)
         self.once()
         rotation_us = _microseconds(self.once)
-        self.rotations = max(1, min(ceil(interval_us / rotation_us), timers._MOST_NODES // len(calls)))
+        self.rotations = max(1, min(ceil(interval_us / rotation_us), timers.MOST_NODES // len(calls)))
         if self.rotations > 1:
             self._several = self._captured(self.rotations)
 
@@ -142,8 +142,8 @@ def on_gpu(calls: list[Any], interval_us: float) -> Rotation:
         raise
     except RuntimeError:
         torch.cuda.synchronize()
-    call_us = _microseconds(Rotation(calls[: timers._LEAST_SETS]).once) / timers._LEAST_SETS
-    return Rotation(calls[: max(timers._LEAST_SETS, int(timers._MOST_ROTATION_US / call_us))])
+    call_us = _microseconds(Rotation(calls[: timers.LEAST_SETS]).once) / timers.LEAST_SETS
+    return Rotation(calls[: max(timers.LEAST_SETS, int(timers.MOST_ROTATION_US / call_us))])
 
 
 def _microseconds(run: Callable[[], object]) -> float:

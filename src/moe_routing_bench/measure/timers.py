@@ -27,10 +27,10 @@ _LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
 _MOST_EXCESS = 4  # times as long a spin may take as the queueing that it hides: a device that spins rests
 _ATTEMPTS = 3  # at a sample whose launch is hidden
 _OUTSTANDING_US = 250.0  # more after the last event is work: to ask alone took up to 71 us (H200)
-_LEAST_SETS = 3
+LEAST_SETS = 3
 # Of calls launched one by one: what takes longer goes through more memory than a cache holds.
-_MOST_ROTATION_US = 50_000.0
-_MOST_NODES = 2048  # calls in a graph
+MOST_ROTATION_US = 50_000.0
+MOST_NODES = 2048  # calls in a graph
 _START_US = 5.0  # of a graph, at most
 
 
@@ -109,9 +109,9 @@ class EventTimer:
 
     def __init__(self, calls: Sequence[Call], interval_us: float) -> None:
         """Estimate one call's time and choose a whole number of rotations, of fewer sets where calls take long."""
-        self._prepare(calls[:_LEAST_SETS])
+        self._prepare(calls[:LEAST_SETS])
         once = self._estimate()
-        self._prepare(calls[: max(_LEAST_SETS, int(_MOST_ROTATION_US / once))])
+        self._prepare(calls[: max(LEAST_SETS, int(MOST_ROTATION_US / once))])
         self._rotations = max(1, math.ceil(interval_us / (once * len(self._calls))))
         self.calls = len(self._calls) * self._rotations
 
@@ -215,7 +215,7 @@ class GraphTimer(EventTimer):
         self._prepare(calls)
         self._one = self._whole = self._captured(1)
         once = self._estimate()
-        rotations = min(max(1, math.ceil(interval_us / (once * len(calls)))), max(1, _MOST_NODES // len(calls)))
+        rotations = min(max(1, math.ceil(interval_us / (once * len(calls)))), max(1, MOST_NODES // len(calls)))
         if rotations > 1:
             self._whole = self._captured(rotations)
             self._estimate()

@@ -24,10 +24,8 @@ from moe_routing_bench.measure.verify import checked, differences
 
 _SHARE = 1 / 200  # of a turn, that a hand-over may take
 _LEAST_TURN_US = {"cpu": 0.0, "cuda": 50_000.0}
-_LONGER = {
-    "cpu": 1.7,
-    "cuda": 1.3,
-}  # times as long a call may take in a lone rotation, or on new values; a host may be busy
+# Times as long a call may take in a lone rotation, or on new values; a host may be busy.
+_LONGER = {"cpu": 1.7, "cuda": 1.3}
 # Time to launch a lone rotation and to wait for it, besides the hand-over: on an H200 a graph after a rest took 0.42 ms longer than others.
 _LAUNCH_US = {"cpu": 20.0, "cuda": 400.0}
 _CORES = 1.2  # times the time of a turn that each of its threads may compute for

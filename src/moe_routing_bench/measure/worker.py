@@ -187,14 +187,12 @@ def _mix(cost: Any) -> tuple[int, int]:
     return (1, min(32, max(1, round(ratio)))) if ratio >= 1 else (min(32, max(1, round(1 / ratio))), 1)
 
 
-def _entered(
-    job: Job, name: str, sets: Sets, device: str, send: Send, quiet: Quiet, processes: list[Runner]
-) -> Candidate:
+def _entered(job: Job, name: str, sets: Sets, device: str, send: Send, quiet: Quiet, forked: list[Runner]) -> Candidate:
     """`_admitted`, twice where the job asks for a twin. What it changes before it fails is mended."""
 
     def admitted(entry: int) -> Candidate:
-        if processes:
-            return _isolated(job, name, sets, send, quiet, processes[entry])
+        if forked:
+            return _isolated(job, name, sets, send, quiet, forked[entry])
         return _admitted(job, name, sets, device, send)
 
     try:
@@ -203,7 +201,7 @@ def _entered(
             candidate.twin = admitted(1)
         unshadowed(*(entry.timer for entry in candidate.entries))
     except Exception:
-        for process in processes:
+        for process in forked:
             process.end()
         sets.damage()
         raise

@@ -22,7 +22,7 @@ def tables(rows: pd.DataFrame) -> list[Table]:
     found = []
     for path, source in published.load(shipped(paths.OTHERS)).items():
         rows_of_others = published_rows.read(path)
-        lines = published_rows.beside(source, rows_of_others, rows)
+        lines = published_rows.matched(source, rows_of_others, rows)
         if len(lines):
             note = f"{published_rows.sentence(source, rows_of_others, lines)} Boundary of {source.title}: {source.boundary} {source.mode_note} Source: {source.source}, version {source.version}, {source.licence}."
             found.append(Table(source.title, _GROUPS, [_texts(line) for line in lines.to_dict("records")], note))
