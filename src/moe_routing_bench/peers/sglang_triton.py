@@ -15,6 +15,7 @@ from torch import Tensor
 
 from moe_routing_bench.peers import sglang_files
 from moe_routing_bench.peers.fused_weights import Fused, formats_unsupported, fused_weights
+from moe_routing_bench.peers.whole_layers import returned
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.layer import Layer
 
@@ -67,7 +68,7 @@ def bind(
 
     def run() -> dict[str, Tensor]:
         total = fused.fused_experts_impl(x, *weights, topk_weights, topk_ids, **options)
-        return {"combined": total if residual is None else total.add_(residual)}
+        return returned(total, residual)
 
     run.configuration = lambda: _tiles(tables, given, topk_ids)
     return run

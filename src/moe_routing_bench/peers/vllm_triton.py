@@ -17,6 +17,7 @@ from torch import Tensor
 
 from moe_routing_bench.peers import vllm_files
 from moe_routing_bench.peers.fused_weights import Fused, formats_unsupported, fused_weights
+from moe_routing_bench.peers.whole_layers import returned
 from moe_routing_kernels.layer import Layer
 
 _ACTIVATIONS = {
@@ -69,7 +70,7 @@ def bind(
 
     def run() -> dict[str, Tensor]:
         total = fused.fused_experts_impl(x, *weights, topk_weights, topk_ids, **options)
-        return {"combined": total if residual is None else total.add_(residual)}
+        return returned(total, residual)
 
     run.configuration = lambda: _tiles(fused, given, topk_ids)
     return run

@@ -1,6 +1,8 @@
-"""What libraries that do a layer as one piece have in common: what they cannot do."""
+"""What libraries that do a layer as one piece have in common: what they cannot do, and what they return."""
 
 from collections.abc import Collection
+
+from torch import Tensor
 
 from moe_routing_kernels.layer import Layer
 
@@ -17,3 +19,8 @@ def unsupported(
         given = f"{problem.dtype}, {problem.packed} and {problem.weights}"
         return f"{library} takes tokens, rows and weights of one format ({', '.join(formats)}), not {given}"
     return None
+
+
+def returned(total: Tensor, residual: Tensor | None) -> dict[str, Tensor]:
+    """The outputs of a library that allocates its result (T, H), to which torch adds a residual (T, H) in place."""
+    return {"combined": total if residual is None else total.add_(residual)}
