@@ -11,7 +11,6 @@ import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import regret
-from moe_routing_bench.comparison.regret import as_chosen
 from moe_routing_bench.config.published import Source
 from moe_routing_kernels.choices import table as table_of_choices
 
@@ -66,7 +65,7 @@ def _plain(rows: pd.DataFrame, source: Source) -> pd.DataFrame:
 
 def _ours(cell: pd.DataFrame) -> dict[str, object]:
     """What `auto` runs among ours of a cell, and its warm time."""
-    timed = as_chosen(cell[cell["status"] == "ok"])
+    timed = regret.as_chosen(cell[cell["status"] == "ok"])
     name = regret.runs(timed, table_of_choices.load())
     return {"ours": name or "", "ours_us": timed.set_index("implementation").at[name, TIME] if name else np.nan}
 
