@@ -88,9 +88,13 @@ def keep_inputs():
         for reference, hashes in plugins.codes(job).items():
             files.keep(paths.plugin_code(PLATFORM, reference), hashes)
     if TRAINING.finals:
-        files.keep(paths.code(PLATFORM, "quality"), project_files.code_hashes(project_files.named(code.training_files())))
+        files.keep(
+            paths.code(PLATFORM, "quality"), project_files.code_hashes(project_files.named(code.training_files()))
+        )
     if TRAINING.adaptations:
-        files.keep(paths.code(PLATFORM, "perft"), project_files.code_hashes(project_files.named(code.adaptation_files())))
+        files.keep(
+            paths.code(PLATFORM, "perft"), project_files.code_hashes(project_files.named(code.adaptation_files()))
+        )
 
 
 name_commit()

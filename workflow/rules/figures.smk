@@ -7,7 +7,9 @@ for figure in FIGURES.values():
             f"figure_{figure.name}"
         input:
             rows=f"results/{{platform}}/{figure.source}.parquet",
-            code=sorted({*project_files.drawn_with(f"figures.{figure.file}"), *project_files.drawn_with("figures.paper")}),
+            code=sorted(
+                {*project_files.drawn_with(f"figures.{figure.file}"), *project_files.drawn_with("figures.paper")}
+            ),
             palette=project_files.source("figures/palette.yaml"),
         output:
             svg=report(
