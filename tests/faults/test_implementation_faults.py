@@ -10,7 +10,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import processes, supervisor
-from moe_routing_bench.store import platforms, records
+from moe_routing_bench.store import cell_files, platforms
 
 sys.path.insert(0, str(Path(__file__).parent))
 import faulty_pack
@@ -60,7 +60,7 @@ def measured(add_packs, no_ceilings, tmp_path):
         supervisor.measure(job, tmp_path / "cell.parquet")
         assert [p.name for p in tmp_path.iterdir()] == ["cell.parquet"], "a partial file was left"
         assert processes.offspring() <= before, "a process was left"
-        table = records.collect({tmp_path / "cell.parquet": job}, platforms.current())
+        table = cell_files.collect({tmp_path / "cell.parquet": job}, platforms.current())
         return {row["implementation"]: row for row in table.to_pylist()}
 
     return run

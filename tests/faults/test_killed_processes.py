@@ -19,7 +19,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import client
-from moe_routing_bench.store import platforms, records
+from moe_routing_bench.store import cell_files, platforms, records
 from signals import commands, interruptible
 
 CELL = cell_of("permute", tokens=64, experts=8, top_k=2)
@@ -139,7 +139,7 @@ def test_a_worker_costs_a_row(after, server) -> None:
     time.sleep(after)
     os.kill(worker, signal.SIGKILL)
     assert asked.wait(LIMIT) == 0
-    (row,) = records.collect({server.out: SLOW}, platforms.current()).to_pylist()
+    (row,) = cell_files.collect({server.out: SLOW}, platforms.current()).to_pylist()
     assert row["status"] == "crashed" and "SIGKILL" in row["reason"] and row["worker_mode"] == "warm"
 
 
@@ -179,5 +179,5 @@ def test_a_job_goes_on_without_its_server(server) -> None:
     asked = server.ask(job)
     os.kill(server.at_work()[0], signal.SIGKILL)
     assert asked.wait(LIMIT) == 0
-    (row,) = records.collect({server.out: job}, platforms.current()).to_pylist()
+    (row,) = cell_files.collect({server.out: job}, platforms.current()).to_pylist()
     assert row["status"] == "ok" and list(server.folder.rglob("*.sock"))

@@ -15,7 +15,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality import run_rows
-from moe_routing_bench.store import paths, records, rows
+from moe_routing_bench.store import cell_files, paths, records, rows
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError
 
@@ -47,7 +47,7 @@ def cell(tmp_path: Path) -> Path:
 
 def refused(path: Path, words: str) -> None:
     with pytest.raises(UserError) as error:
-        records.collect({path: JOB}, "cpu")
+        cell_files.collect({path: JOB}, "cpu")
     text = str(error.value)
     assert str(path) in text and words in text and "\n" not in text and len(text) < 500
     assert ("measure them again" if path.exists() else "run `snakemake`, which measures what is missing") in text
@@ -67,7 +67,7 @@ def with_edited(path: Path, **values: Any) -> None:
     ("column", "value"), [("median_us", 0.5), ("code_fingerprint", "f" * 16), ("status", "crashed"), ("samples_us", [])]
 )
 def test_an_edited_row(column: str, value: object, cell: Path) -> None:
-    assert len(records.collect({cell: JOB}, "cpu")) == 1
+    assert len(cell_files.collect({cell: JOB}, "cpu")) == 1
     with_edited(cell, **{column: value})
     refused(cell, "its rows are not those that were written")
 
@@ -104,7 +104,7 @@ def test_flipped_bits(part: int, cell: Path) -> None:
     for place in range(len(whole) * part // 8, len(whole) * (part + 1) // 8, 211):
         cell.write_bytes(whole[:place] + bytes([whole[place] ^ (1 << place % 8)]) + whole[place + 1 :])
         try:
-            found = records.collect({cell: JOB}, "cpu")
+            found = cell_files.collect({cell: JOB}, "cpu")
         except UserError as error:
             text = str(error)
             assert "\n" not in text and str(cell) in text

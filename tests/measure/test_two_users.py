@@ -18,7 +18,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import client
-from moe_routing_bench.store import platforms, records
+from moe_routing_bench.store import cell_files, platforms
 from signals import commands
 
 ONE, OTHER = 12345, 12346
@@ -136,5 +136,5 @@ def test_two_users_share_one_gpu(shared: Path) -> None:
         assert process.returncode == 0, out + error
         file = shared / f"home-{user}" / "cell.parquet"
         assert file.stat().st_uid == user
-        (row,) = records.collect({file: JOB}, platforms.current()).to_pylist()
+        (row,) = cell_files.collect({file: JOB}, platforms.current()).to_pylist()
         assert (row["status"], row["worker_mode"], row["restarts"]) == ("ok", "warm", 0), row["reason"]

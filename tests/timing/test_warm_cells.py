@@ -13,7 +13,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import client
-from moe_routing_bench.store import platforms, records
+from moe_routing_bench.store import cell_files, platforms, records
 
 pytestmark = pytest.mark.slow
 
@@ -48,8 +48,8 @@ def test_warm_and_cold_measure_the_same(folder):
         done = subprocess.run([*CLIENT, *flags, str(path), job(4096).spec], capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         assert "permute torch: ok" in done.stdout
-        quickest[path].append(records.collect({path: job(4096)}, platforms.current())["min_us"][0].as_py())
-    rows = {path: records.collect({path: job(4096)}, platforms.current()).to_pylist()[0] for path in (warm, cold)}
+        quickest[path].append(cell_files.collect({path: job(4096)}, platforms.current())["min_us"][0].as_py())
+    rows = {path: cell_files.collect({path: job(4096)}, platforms.current()).to_pylist()[0] for path in (warm, cold)}
     assert (rows[warm]["worker_mode"], rows[cold]["worker_mode"]) == ("warm", "cold")
     assert rows[warm]["expert_load"] == rows[cold]["expert_load"]
     # the quickest call: on a shared CPU only gross differences show, and medians can be off twentyfold

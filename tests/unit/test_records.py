@@ -15,8 +15,8 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.report import row_fields
-from moe_routing_bench.store import records, rows
-from moe_routing_bench.store.parquet import DIGEST, read_table, write_table
+from moe_routing_bench.store import cell_files, records, rows
+from moe_routing_bench.store.parquet import DIGEST, SEAL, digest, read_table, sealed_metadata, write_table
 from moe_routing_bench.store.records import about
 from moe_routing_kernels.errors import UserError
 
@@ -107,10 +107,57 @@ def test_what_is_withdrawn_in_older_rows_is_read_in_rows_of_the_new_meaning(tmp_
 def test_columns_in_another_order_are_read_in_the_schema_s(tmp_path):
     path = tmp_path / "rows.parquet"
     rows.write(path, [ROW], "")
-    table = pq.read_table(path)
-    assert table.schema.metadata[DIGEST]
-    pq.write_table(table.select(sorted(table.column_names)), path)
+    table = read_table(path)
+    write_table(path, table.select(sorted(table.column_names)))
     assert records.read(path).column_names == list(records.COLUMNS)
+
+
+def test_a_table_of_an_older_version_is_held_against_the_digest_of_its_rows(tmp_path):
+    """Whatever the order of its columns; an edited row is refused."""
+    path, table = tmp_path / "rows.parquet", pa.table({"name": ["a", "b"], "us": [1.5, None]})
+    older = table.replace_schema_metadata({DIGEST: digest(table).encode()})
+    for kept in (older, older.select(["us", "name"])):
+        pq.write_table(kept, path)
+        assert read_table(path).equals(kept) and not read_table(path).schema.metadata
+    pq.write_table(older.set_column(1, "us", pa.array([1.5, 2.0])), path)
+    with pytest.raises(pa.ArrowInvalid, match="not those that were written"):
+        read_table(path)
+
+
+@pytest.mark.parametrize("size", [3, 300_000], ids=["plain", "compressed"])
+def test_no_byte_of_a_file_changes_unseen(tmp_path, size):
+    """In pages, headers, names, metadata or the seal itself. Where the name of the seal is damaged, all the rest is as it was written."""
+    path = tmp_path / "rows.parquet"
+    write_table(path, pa.table({"number": range(size)}).replace_schema_metadata({b"name": b"v" * 300}))
+    whole = path.read_bytes()
+    assert len(read_table(path)) == size and sealed_metadata(path, b"name", b"other") == [b"v" * 300, None]
+    for place in [*range(0, len(whole), len(whole) // 50), whole.rfind(SEAL) + len(SEAL) + 9]:
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        assert sealed_metadata(path, b"name") == [None]
+        name = range(whole.rfind(SEAL), whole.rfind(SEAL) + len(SEAL) + 2)
+        if place not in name:
+            with pytest.raises(pa.ArrowException):
+                read_table(path)
+
+
+def test_the_summary_of_a_cell_is_what_its_rows_say(tmp_path, monkeypatch):
+    """Found without a look at a column in a file that is as it was written; otherwise by reading all of it, or not at all."""
+    path, failed = tmp_path / "rows.parquet", ROW | {"status": "crashed", "reason": 'a "quoted" µ\n', "median_us": None}
+    rows.write(path, [ROW, failed], "the spec")
+    told, whole = cell_files.summary(path), path.read_bytes()
+    table = records.read(path)
+    assert told == (records.spec_of(table), table.select(list(rows.SUMMARISED)).to_pylist())
+    with monkeypatch.context() as without:
+        without.setattr(pq, "ParquetFile", None)
+        assert cell_files.summary(path) == told
+    pq.write_table(table.replace_schema_metadata({rows.SPEC: b"the spec"}), path)
+    assert cell_files.summary(path) == told, "of an older version, without a summary"
+    path.write_bytes(whole.replace(b'"crashed"', b'"timeout"'))
+    with pytest.raises(UserError, match="not those that were written"):
+        cell_files.summary(path)
+    rows.write(path, [ROW | {"schema_version": rows.SCHEMA_VERSION + 1}], "the spec")
+    with pytest.raises(UserError, match="schema_version"):
+        cell_files.summary(path)
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
@@ -118,11 +165,13 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     rows.write(path, [ROW], "old")
     before = path.read_bytes()
 
-    def half(table, target, **_):
-        Path(target).write_bytes(b"PAR1")
+    write = Path.write_bytes
+
+    def half(target, data):
+        write(target, data[: len(data) // 2])
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(pq, "write_table", half)
+    monkeypatch.setattr(Path, "write_bytes", half)
     with pytest.raises(OSError, match="no space"):
         rows.write(path, [{**ROW, "status": "crashed"}], "new")
     with pytest.raises(OSError, match="no space"):
@@ -134,9 +183,9 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
 def test_collect_refuses_a_file_of_another_job_and_takes_its_own(tmp_path, asked):
     path, measured = tmp_path / "cell.parquet", job()
     rows.write(path, [row_of(measured)], measured.spec)
-    assert records.collect({path: measured}, "cpu").num_rows == 1
+    assert cell_files.collect({path: measured}, "cpu").num_rows == 1
     with pytest.raises(UserError, match=f"measured for spec {measured.hash}, the config asks for {asked.hash}"):
-        records.collect({path: asked}, "cpu")
+        cell_files.collect({path: asked}, "cpu")
 
 
 def test_collect_joins_rows_in_order_and_forgets_the_specs(tmp_path):
@@ -145,7 +194,7 @@ def test_collect_joins_rows_in_order_and_forgets_the_specs(tmp_path):
         path, one = tmp_path / f"{index}.parquet", job(min_blocks=blocks)
         rows.write(path, [row_of(one, median_us=index + 1.0)], one.spec)
         files[path] = one
-    table = records.collect(files, "cpu.again")
+    table = cell_files.collect(files, "cpu.again")
     assert table["median_us"].to_pylist() == [1.0, 2.0] and records.spec_of(table) is None
 
 
@@ -153,10 +202,10 @@ def test_an_implementation_without_a_row_is_noticed(tmp_path):
     path, both = tmp_path / "cell.parquet", job(implementations=("torch", "cute"))
     rows.write(path, [ROW], both.spec)
     with pytest.raises(UserError, match=r"holds \['torch'\], asked were \['torch', 'cute'\]"):
-        records.collect({path: both}, "cpu")
+        cell_files.collect({path: both}, "cpu")
 
 
-def cell_files(folder, *codes: str):
+def files_of(folder, *codes: str):
     """One cell file of gate per fingerprint of the code."""
     files = {}
     for index, code in enumerate(codes):
@@ -169,16 +218,16 @@ def cell_files(folder, *codes: str):
 def test_rows_of_one_bench_are_of_one_code(tmp_path):
     """Those of today's code stay, or without any the most frequent; the rest is named, to be measured again."""
     today = packages.fingerprint(find("gate").code_files())[:16]
-    assert records.collect(cell_files(tmp_path, "old", "old"), "cpu").num_rows == 2
+    assert cell_files.collect(files_of(tmp_path, "old", "old"), "cpu").num_rows == 2
     for codes, again in ((("a", today, "a"), (0, 2)), (("a", "b", "a"), (1,)), (("a", today), (0,))):
         with pytest.raises(UserError, match=f"gate was measured by {len(set(codes))} versions of the code") as error:
-            records.collect(cell_files(tmp_path, *codes), "cpu")
+            cell_files.collect(files_of(tmp_path, *codes), "cpu")
         named = [i for i in range(len(codes)) if f"{tmp_path / str(i)}.parquet" in str(error.value)]
         assert f"({len(again)} files)" in str(error.value) and named == list(again)
 
 
 def test_collected_rows_say_what_their_columns_hold(tmp_path):
-    table = records.collect(cell_files(tmp_path, "a"), "cpu")
+    table = cell_files.collect(files_of(tmp_path, "a"), "cpu")
     assert table.schema.field("median_us").metadata[b"unit"].decode() == "µs"
     assert all(field.metadata[b"description"] for field in table.schema)
     write_table(tmp_path / "all.parquet", table)

@@ -53,7 +53,14 @@ rule collect:
         code=project_files.sources("comparison")
         + [
             project_files.source(f"{name}.py")
-            for name in ("store/records", "store/rows", "store/parquet", "config/axes", "config/expand")
+            for name in (
+                "store/cell_files",
+                "store/records",
+                "store/rows",
+                "store/parquet",
+                "config/axes",
+                "config/expand",
+            )
         ],
         columns=project_files.source("store/columns.yaml"),
     output:

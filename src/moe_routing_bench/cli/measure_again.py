@@ -9,7 +9,7 @@ import typer
 from moe_routing_bench.cli import options
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.store import paths, platforms, records
+from moe_routing_bench.store import cell_files, paths, platforms
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.study.request import config_or_last, jobs_of
 
@@ -33,7 +33,7 @@ def measure_again(
     anomalies = importlib.import_module("moe_routing_bench.comparison.anomalies")  # pandas takes a second
     out = options.chosen(out, paths.again(platform), force)
     jobs = paths.cell_files(platform, jobs_of(effective))
-    first = records.collect(jobs, platform).to_pandas()
+    first = cell_files.collect(jobs, platform).to_pandas()
     chosen = set(anomalies.repeated(first))
     wanted = [job for job in jobs.values() if job.hash in chosen]
     here = platforms.current() == platform.partition(".")[0]

@@ -8,7 +8,7 @@ from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import duration
 from moe_routing_bench.quality import plan
 from moe_routing_bench.quantities import counts
-from moe_routing_bench.store import paths, records
+from moe_routing_bench.store import cell_files, paths
 from moe_routing_bench.study import progress
 from moe_routing_bench.study.request import config_or_last, jobs_of, last
 from moe_routing_kernels.errors import bad
@@ -38,7 +38,7 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
         print(
             f"{paths.measurements(platform)} has rows of {collected[0]} of the cells, {collected[1]} of them of today's code"
         )
-    orphans = records.orphans(paths.results(platform), files)
+    orphans = cell_files.orphans(paths.results(platform), files)
     if orphans:
         print(
             f"{len(orphans)} files of cells that this config does not ask for: `moe-routing-bench prune` with it lists them"
@@ -57,7 +57,7 @@ def prune(
     if source is None:
         hint = "the workflow leaves it when it runs; or give the config that the results are of"
         raise bad("--config", f"none, and no {last(platform)}", "a config to compare with", hint)
-    orphans = records.orphans(paths.results(platform), paths.cell_files(platform, jobs_of(effective)))
+    orphans = cell_files.orphans(paths.results(platform), paths.cell_files(platform, jobs_of(effective)))
     for path in orphans:
         print(path)
         if remove:

@@ -5,22 +5,18 @@ own records.
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import pyarrow as pa
 import yaml
 
-from moe_routing_bench.benches import plugins
-from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.grid.cell import Job, spec_hash
-from moe_routing_bench.store.parquet import outvoted, read_table
-from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC, STATUSES
-from moe_routing_kernels.errors import UserError, bad
+from moe_routing_bench.store.parquet import read_table
+from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC
+from moe_routing_kernels.errors import bad
 
 _FILE = Path(__file__).with_name("columns.yaml")  # of all columns that are no axes
 
@@ -66,7 +62,6 @@ COLUMNS: dict[str, pa.DataType] = IDENTITY | AXIS_COLUMNS | MEASURED
 SCHEMA = pa.schema(list(COLUMNS.items()))
 # What rows hold and is not true of them, unless they have the other column too: null wherever rows are read.
 WITHDRAWN = {"peak_memory_bytes": "workspace_bytes"}
-_CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 
 
 def read(path: Path) -> pa.Table:
@@ -85,21 +80,37 @@ def read(path: Path) -> pa.Table:
     versions = set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}
     if others := versions - {SCHEMA_VERSION}:
         raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
-    # An axis is absent that was added after these rows were measured, or that no bench of theirs reads.
-    for name in (*AXIS_COLUMNS, *LATER):
-        if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(len(table), COLUMNS[name]))
-    types = dict(zip(table.column_names, table.schema.types, strict=True))
-    if wrong := sorted(name for name in types | COLUMNS if types.get(name) != COLUMNS.get(name)):
+    if wrong := _wrong(table.schema):
         names = ", ".join(wrong[:5])
         raise bad(
             f"columns of {path}", f"{len(wrong)} absent, unknown or of another type: {names}", "the schema", again
         )
     if not len(table):
         raise bad("measurements", f"no rows in {path}", "at least one", again)
-    for name in WITHDRAWN:
-        table = table.set_column(table.column_names.index(name), name, _true(table, name))
-    return table.select(list(COLUMNS))
+    places, types = {name: i for i, name in enumerate(table.column_names)}, list(table.schema)
+    columns = [
+        _true(table, name)
+        if name in WITHDRAWN
+        else table.column(places[name])
+        if name in places
+        else pa.nulls(len(table), kind)
+        for name, kind in COLUMNS.items()
+    ]
+    fields = [types[places[name]] if name in places else pa.field(name, kind) for name, kind in COLUMNS.items()]
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields, table.schema.metadata))
+
+
+def _wrong(schema: pa.Schema) -> list[str]:
+    """The columns that a schema lacks, or should not have, or has with another type.
+
+    May be absent: what was added since, and an axis that was added later, or that no bench of the rows reads.
+    """
+    types = dict(zip(schema.names, schema.types, strict=True))
+    optional = {name: COLUMNS[name] for name in (*AXIS_COLUMNS, *LATER)}
+    wrong = {name for name in types | COLUMNS if types.get(name, optional.get(name)) != COLUMNS.get(name)}
+    if len(types) < len(schema.names):
+        wrong |= {name for name in types if schema.names.count(name) > 1}
+    return sorted(wrong)
 
 
 def _true(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
@@ -157,77 +168,3 @@ def of_platform(table: pa.Table, platform: str, name: str) -> pa.Table:
     if others := set(table["platform"].to_pylist()) - {device}:
         raise bad(f"platform of the rows of {name}", min(others, key=str), device, "they were measured elsewhere")
     return table
-
-
-def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
-    """All rows of the jobs' files, each checked against the spec it should have been measured for, and the folder that it is in.
-
-    Raises `UserError` naming every file that is unreadable, edited, stale or incomplete, or that other code measured than the
-    rest of its bench; nothing is skipped.
-    """
-    if missing := [path for path in files if not path.exists()]:
-        problem = f"{len(missing)} of {len(files)} missing, such as {missing[0]}"
-        raise bad("cell files", problem, "one of every cell", "run `snakemake`, which measures what is missing")
-    tables, problems, codes, others = [], [], {}, {}
-    for path, job in files.items():
-        try:
-            table = read(path)
-        except UserError as error:
-            problems.append(str(error))
-            continue
-        if (spec := spec_of(table)) != job.spec:
-            problems.append(f"{path} was measured for spec {spec_hash(spec or '')}, the config asks for {job.hash}")
-        elif sorted(table["implementation"].to_pylist()) != sorted(job.implementations):
-            problems.append(
-                f"{path} holds {table['implementation'].to_pylist()}, asked were {list(job.implementations)}"
-            )
-        elif false := _false(table, job, platform.partition(".")[0]):
-            problems.append(f"{path} has {false}")
-        codes.setdefault(job.cell.bench, {})[path] = set(table["code_fingerprint"].to_pylist())
-        of_others = others.setdefault(plugins.references(job), (job, {}))[1]
-        of_others[path] = set(table["plugin_fingerprint"].to_pylist())
-        tables.append(table)
-    for what, problem, today in (
-        *((bench, fingerprints, find(bench).code_fingerprint) for bench, fingerprints in codes.items()),
-        *(
-            (", ".join(names), fingerprints, functools.partial(plugins.fingerprint, job))
-            for names, (job, fingerprints) in others.items()
-        ),
-    ):
-        versions, again = outvoted(problem, 5, today)
-        if again:
-            problems.append(f"{what} was measured by {versions} versions of the code: {again}")
-    if problems:
-        raise bad(
-            "cell files",
-            f"{len(problems)} that do not fit: " + "; ".join(problems[:5]) + "; …" * (len(problems) > 5),
-            "files of this config",
-            "measure them again: snakemake --forcerun measure, or delete them and run snakemake",
-        )
-    joined = pa.concat_tables(t.replace_schema_metadata(None) for t in tables)
-    return joined.cast(described(joined.schema))
-
-
-def _false(table: pa.Table, job: Job, device: str) -> str:
-    """What cannot be in a row of a job, in words; empty where all may be."""
-    cell, now = job.cell, datetime.now(UTC) + _CLOCKS_DIFFER
-    known = dict(cell.values) | {"bench": cell.bench, "cell": cell.key, "cell_hash": job.hash, "platform": device}
-    for row in table.select([*known, "status", "median_us", "started_at", "ended_at"]).to_pylist():
-        for name, value in known.items():
-            if row[name] != value:
-                return f"{name} {row[name]!r} in place of {value!r}"
-        if row["status"] not in STATUSES or (row["status"] == "ok") > ((row["median_us"] or 0) > 0):
-            return f"status {row['status']!r} with a median_us of {row['median_us']}"
-        try:
-            first, last = (datetime.fromisoformat(row[name]) for name in ("started_at", "ended_at"))
-            possible = first <= last <= now
-        except (TypeError, ValueError):  # none, no date, or no time zone
-            possible = False
-        if not possible:
-            return f"dates from {row['started_at']} to {row['ended_at']}"
-    return ""
-
-
-def orphans(folder: Path, wanted: Iterable[Path]) -> list[Path]:
-    """Cell files below `folder` that no job of the config asks for, sorted."""
-    return sorted(set(folder.glob("cells/*/*.parquet")) - set(wanted))

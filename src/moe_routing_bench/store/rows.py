@@ -3,6 +3,7 @@
 This is all of the row schema that a measurement depends on: what it measures. The axes come from the cell; `records` joins both.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from moe_routing_bench.store.parquet import write_table
 SCHEMA_VERSION = 5
 STATUSES = ("ok", "incorrect", "unsupported", "out_of_memory", "crashed", "timeout", "below_roofline")
 SPEC = b"moe_routing_bench.spec"
+SUMMARY = b"moe_routing_bench.summary"  # the columns below of every row, as JSON: what a reader of ten thousand cells needs of each
+SUMMARISED = (
+    *("schema_version", "bench", "cell", "implementation", "status", "reason", "measure_seconds"),
+    *("code_fingerprint", "plugin_fingerprint"),
+)
 
 _S, _I, _F, _B = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 _STAGES = pa.map_(_S, _F)
@@ -203,7 +209,8 @@ def write(path: Path, rows: Sequence[Mapping[str, Any]], spec: str) -> None:
     table = pa.Table.from_pylist(
         [{name: row.get(name) for name in types} for row in rows], schema=pa.schema(list(types.items()))
     )
-    write_table(path, table.replace_schema_metadata({SPEC: spec.encode()}))
+    summary = json.dumps([[row.get(name) for name in SUMMARISED] for row in rows], separators=(",", ":"))
+    write_table(path, table.replace_schema_metadata({SPEC: spec.encode(), SUMMARY: summary.encode()}))
 
 
 def _axes(rows: Sequence[Mapping[str, Any]]) -> dict[str, pa.DataType]:

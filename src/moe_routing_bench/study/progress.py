@@ -15,12 +15,12 @@ from moe_routing_bench.packages import fingerprint
 from moe_routing_bench.quality import adaptation_rows, code, run_rows
 from moe_routing_bench.quality.plan import Plan
 from moe_routing_bench.quantities import counts
-from moe_routing_bench.store import paths, records
+from moe_routing_bench.store import cell_files, paths, records
+from moe_routing_bench.store.rows import SUMMARISED
 from moe_routing_kernels.errors import UserError
 
 FINE = ("ok", "unsupported")  # statuses of rows that need no attention
 _CODE = ("code_fingerprint", "plugin_fingerprint")
-_COLUMNS = ["bench", "cell", "implementation", "status", "reason", "measure_seconds", *_CODE]
 _Code = tuple[str | None, str | None]
 
 
@@ -60,11 +60,10 @@ def of_cells(files: Mapping[Path, Job]) -> Progress:
     cells, today = Progress("cells measured", len(files)), _codes()
     for path, job in files.items():
         try:
-            table = records.read(path)
+            spec, rows = cell_files.summary(path)
         except UserError:
             continue
-        if records.spec_of(table) == job.spec:
-            rows = table.select(_COLUMNS).to_pylist()
+        if spec == job.spec:
             cells.add({_code(row) for row in rows}, today(job))
             cells.rows += rows
     return cells
@@ -138,7 +137,7 @@ def closing(platform: str) -> str:
     path = paths.measurements(platform)
     if not path.is_file():
         return ""
-    rows = records.read(path).select(_COLUMNS).to_pylist()
+    rows = records.read(path).select(list(SUMMARISED)).to_pylist()
     wrong = unwell(rows)
     more = f"\n  and {len(wrong) - 5} more" if len(wrong) > 5 else ""
     return f"Rows: {counts([row['status'] for row in rows])}" + "".join(f"\n  {line}" for line in wrong[:5]) + more
