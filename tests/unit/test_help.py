@@ -31,6 +31,8 @@ def test_the_first_help_has_every_command_in_a_section_with_a_whole_sentence(tol
     assert "..." not in text.partition("Options:")[2]
     listed = re.findall(r"^  ([a-z][a-z-]+) +(?=[A-Z])", text, re.MULTILINE)
     assert sorted(listed) == sorted(COMMANDS)
+    words = " ".join(text.split())
+    assert all(" ".join(re.split(r"\.\s", f"{one.help} ")[0].split()) in words for one in COMMANDS.values())
     assert (
         text.index("To begin with:") < text.index("  init ") < text.index("Your own kernels") < text.index("  watch ")
     )

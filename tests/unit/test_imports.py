@@ -125,7 +125,8 @@ WITHOUT_TORCH = (
                 "comparison.anomalies",
                 "comparison.regret",
             ),
-            *("api", "config.claims", "figures", "report.render", "study.progress", "cli.main"),
+            *("api", "config.claims", "figures", "report.render", "study.progress"),
+            *(f"cli.{path.stem}" for path in sorted((BENCH / "cli").glob("[a-z]*.py"))),
         )
     ),
 )
@@ -219,6 +220,20 @@ def test_what_snakemake_reads_loads_no_torch():
     quality = tuple(f"quality.{name}" for name in ("run_rows", "plan", "compare"))
     modules = [f"moe_routing_bench.{name}" for name in (*figures, *quality, "report.render")]
     check_loads_none([*WITHOUT_TORCH, *modules], "torch", "triton", "cutlass")
+
+
+def test_help_and_version_need_no_library_of_data() -> None:
+    """They take as long as Python and Typer: a command's module is imported when it is called."""
+    libraries = ["numpy", "pandas", "pydantic", "pyarrow", "scipy", "torch", "yaml", "moe_routing_bench.benches"]
+    script = f"""import sys
+from moe_routing_bench.cli import main
+try:
+    main.main()
+finally:
+    assert not set(sys.modules) & set({libraries}), set(sys.modules) & set({libraries})"""
+    for option in ("--help", "--version"):
+        done = subprocess.run([sys.executable, "-c", script, option], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "") and "moe-routing-bench" in done.stdout
 
 
 def test_the_operators_load_no_compiler() -> None:

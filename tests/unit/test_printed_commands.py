@@ -1,5 +1,6 @@
 """Commands that are printed to be copied: a shell that runs them finds the user's paths, whatever characters they have."""
 
+import importlib.metadata
 import re
 import shlex
 import subprocess
@@ -94,7 +95,7 @@ def test_where_a_wheel_is_from_is_one_word(name, monkeypatch):
     """The advice on how to install an extra names it."""
     noted = type("Wheel", (), {"read_text": lambda self, _: '{"url": %s}' % __import__("json").dumps(name)})()  # noqa: UP031
     monkeypatch.setattr(project_files, "installed", lambda: True)
-    monkeypatch.setattr(project_files.importlib.metadata, "distributions", lambda **_: [noted])
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda **_: [noted])
     advice = project_files.to_install("needs triton: pip install -e '.[gpu]'")
     assert shlex.split(advice)[-1] == f"moe-routing-bench[gpu] @ {name}"
 

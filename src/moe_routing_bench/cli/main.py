@@ -4,32 +4,12 @@ A command is in the module of its name; a small one in that of the command that 
 """
 
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
 
 from moe_routing_bench import streams
-from moe_routing_bench.cli.accuracy import accuracy
-from moe_routing_bench.cli.choices import choices, targets
-from moe_routing_bench.cli.claims import claims
-from moe_routing_bench.cli.collect import collect, collect_perft, collect_quality, rank, specialisation
-from moe_routing_bench.cli.compare import compare, history
-from moe_routing_bench.cli.compile import compile_
-from moe_routing_bench.cli.doctor import doctor
-from moe_routing_bench.cli.init import init, preset
-from moe_routing_bench.cli.kernel import kernel
-from moe_routing_bench.cli.list import list_
-from moe_routing_bench.cli.measure import measure
-from moe_routing_bench.cli.measure_again import measure_again
-from moe_routing_bench.cli.options import Command, Commands
-from moe_routing_bench.cli.profile import profile
-from moe_routing_bench.cli.published import manifest, published, site
-from moe_routing_bench.cli.report import figure, report
-from moe_routing_bench.cli.status import prune, status
-from moe_routing_bench.cli.trace import trace
-from moe_routing_bench.cli.train import adapt, time_training, train
-from moe_routing_bench.cli.watch import watch
+from moe_routing_bench.cli.commands import Commands
 from moe_routing_bench.store.project_files import name_commit
 from moe_routing_kernels.errors import UserError, bad
 
@@ -41,48 +21,6 @@ checkout or in a folder that `init` makes.
 """
 _EXIT = """Exit status: 0 done; 1 an implementation or a check has failed; 2 a mistake in options, a config or a file, which one line on
 stderr explains, or nothing takes what it prints; 130 interrupted; 143 terminated."""
-_COMMANDS = {
-    "To begin with": {
-        "list": list_,
-        "doctor": doctor,
-        "measure": measure,
-        "init": init,
-        "status": status,
-    },
-    "Your own kernels, models and routing": {
-        "kernel": kernel,
-        "watch": watch,
-        "profile": profile,
-        "compile": compile_,
-        "preset": preset,
-        "trace": trace,
-        "accuracy": accuracy,
-    },
-    "Results that are there": {
-        "report": report,
-        "figure": figure,
-        "manifest": manifest,
-        "published": published,
-        "site": site,
-        "compare": compare,
-        "history": history,
-        "claims": claims,
-        "choices": choices,
-        "targets": targets,
-        "rank": rank,
-        "specialisation": specialisation,
-        "prune": prune,
-    },
-    "Steps of the workflow, which runs them itself": {
-        "measure-again": measure_again,
-        "collect": collect,
-        "train": train,
-        "time-training": time_training,
-        "adapt": adapt,
-        "collect-quality": collect_quality,
-        "collect-perft": collect_perft,
-    },
-}
 
 app = typer.Typer(
     cls=Commands,
@@ -93,13 +31,12 @@ app = typer.Typer(
     help=_HELP,
     epilog=_EXIT,
 )
-for _section, _commands in _COMMANDS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, cls=Command, rich_help_panel=_section)(_command)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from importlib import metadata  # takes 30 ms, which other commands need not wait for
+
         print(f"moe-routing-bench {metadata.version('moe-routing-bench')}")
         raise typer.Exit
 

@@ -2,14 +2,12 @@
 
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes, by_hand
@@ -20,36 +18,6 @@ from moe_routing_bench.store import paths
 from moe_routing_bench.study.request import models
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import bad
-
-
-class Command(TyperCommand):
-    """A command that refuses an option of one value given twice, of which the first would be ignored."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line. Raises `UserError`."""
-        _, _, order = self.make_parser(ctx).parse_args(list(args))
-        for option in order:
-            once = option.param_type_name == "option" and not option.multiple  # type: ignore
-            if once and order.count(option) > 1:
-                raise bad(option.opts[0], f"{order.count(option)} times", "once")
-        return super().parse_args(ctx, args)
-
-
-class Commands(TyperGroup):
-    """All commands: their list has sections, and of each the first sentence of its help, whole."""
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list. A command's section is what Typer calls its panel."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for name, command in self.commands.items():
-            sentence = re.split(r"(?<=\.)\s", f"{command.help} ")[0].rstrip(".")
-            sections.setdefault(str(getattr(command, "rich_help_panel", "")), []).append(
-                (name, " ".join(sentence.split()))
-            )
-        for title, lines in sections.items():
-            with formatter.section(title):
-                formatter.write_dl(lines)
-
 
 Platform = Annotated[str | None, typer.Option(help="Folder name of the device [default: this machine's]")]
 Run = Annotated[

@@ -1,6 +1,5 @@
 """The project's files: those that come with the package, the checkout's or a wheel's copies, and the sources that results depend on."""
 
-import importlib.metadata
 import json
 import os
 import re
@@ -8,7 +7,6 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from moe_routing_bench.benches.bench import find
 from moe_routing_bench.packages import COMMIT, PACKAGE, closure
 from moe_routing_kernels.closure import file_hashes
 
@@ -38,6 +36,8 @@ def to_install(advice: str) -> str:
     """
     if not installed():
         return advice
+    import importlib.metadata
+
     distribution = next(iter(importlib.metadata.distributions(name=_NAME)), None)
     noted = distribution and distribution.read_text("direct_url.json")
     place = f" @ {json.loads(noted)['url']}" if noted else ""
@@ -79,6 +79,8 @@ def sources(*folders: str, suffixes: tuple[str, ...] = (".py",)) -> list[str]:
 
 def code_files(bench: str) -> list[str]:
     """Every source file whose edit makes the measurements of a bench stale."""
+    from moe_routing_bench.benches.bench import find  # every command imports this module
+
     return named(path.resolve() for path in find(bench).code_files())
 
 

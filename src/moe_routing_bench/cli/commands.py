@@ -1,0 +1,131 @@
+"""All commands by name. A command's module is imported when it is called: pandas, torch and Arrow take a second, `--help` does not need them."""
+
+import ast
+import functools
+import importlib
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
+
+from moe_routing_kernels.errors import bad
+
+# The function of each command, in a module of `cli`, below the heading that it has in the help.
+SECTIONS = {
+    "To begin with": {
+        "list": "list.list_",
+        "doctor": "doctor.doctor",
+        "measure": "measure.measure",
+        "init": "init.init",
+        "status": "status.status",
+    },
+    "Your own kernels, models and routing": {
+        "kernel": "kernel.kernel",
+        "watch": "watch.watch",
+        "profile": "profile.profile",
+        "compile": "compile.compile_",
+        "preset": "init.preset",
+        "trace": "trace.trace",
+        "accuracy": "accuracy.accuracy",
+    },
+    "Results that are there": {
+        "report": "report.report",
+        "figure": "report.figure",
+        "manifest": "published.manifest",
+        "published": "published.published",
+        "site": "published.site",
+        "compare": "compare.compare",
+        "history": "compare.history",
+        "claims": "claims.claims",
+        "choices": "choices.choices",
+        "targets": "choices.targets",
+        "rank": "collect.rank",
+        "specialisation": "collect.specialisation",
+        "prune": "status.prune",
+    },
+    "Steps of the workflow, which runs them itself": {
+        "measure-again": "measure_again.measure_again",
+        "collect": "collect.collect",
+        "train": "train.train",
+        "time-training": "train.time_training",
+        "adapt": "train.adapt",
+        "collect-quality": "collect.collect_quality",
+        "collect-perft": "collect.collect_perft",
+    },
+}
+_FUNCTIONS = {name: function for section in SECTIONS.values() for name, function in section.items()}
+
+
+class Command(TyperCommand):
+    """A command that refuses an option of one value given twice, of which the first would be ignored."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line. Raises `UserError`."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        for option in order:
+            once = option.param_type_name == "option" and not option.multiple  # type: ignore
+            if once and order.count(option) > 1:
+                raise bad(option.opts[0], f"{order.count(option)} times", "once")
+        return super().parse_args(ctx, args)
+
+
+class Loaded(Mapping[str, Command]):
+    """The commands by name; looking one up imports its module."""
+
+    def __init__(self) -> None:
+        """None is imported."""
+        self._made: dict[str, Command] = {}
+
+    def __getitem__(self, name: str) -> Command:
+        """The command. Raises KeyError for a name that is none."""
+        module, function = _FUNCTIONS[name].split(".")
+        if name not in self._made:
+            info = CommandInfo(
+                name, cls=Command, callback=getattr(importlib.import_module(f"{__package__}.{module}"), function)
+            )
+            self._made[name] = get_command_from_info(info, pretty_exceptions_short=False, rich_markup_mode=None)  # type: ignore
+        return self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """The names, in the order of the help."""
+        return iter(_FUNCTIONS)
+
+    def __len__(self) -> int:
+        """How many commands there are."""
+        return len(_FUNCTIONS)
+
+
+class Commands(TyperGroup):
+    """All commands: their list has sections, and of each the first sentence of its help, whole."""
+
+    def __init__(self, **attributes: Any) -> None:
+        """The commands are those of `SECTIONS`."""
+        super().__init__(**attributes)
+        self.commands = Loaded()  # type: ignore
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """The names, in the order of the help."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the list."""
+        for title, functions in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, summary(function)) for name, function in functions.items()])
+
+
+@functools.cache
+def _parsed(module: str) -> ast.Module:
+    return ast.parse(Path(__file__).with_name(f"{module}.py").read_text(encoding="utf-8"))
+
+
+def summary(function: str) -> str:
+    """The first sentence of a command's help, as its source has it: nothing is imported."""
+    module, name = function.split(".")
+    definitions = [node for node in _parsed(module).body if isinstance(node, ast.FunctionDef) and node.name == name]
+    sentence = re.split(r"(?<=\.)\s", f"{ast.get_docstring(definitions[0])} ")[0].rstrip(".")
+    return " ".join(sentence.split())
