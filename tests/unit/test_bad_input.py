@@ -174,7 +174,7 @@ CONFIGS = {
         "at most 6: 3 of 8 groups",
     ),
     # traces
-    "trace missing": (trace("absent"), "trace: got 'traces/absent.parquet'", "no such file"),
+    "trace missing": (trace("absent"), "trace: got 'traces/absent.parquet'", "No such file"),
     "trace with a name of a megabyte": (
         entry(sampler=["trace"], trace="x" * 10**6),
         "trace: got 'xxx",
@@ -184,7 +184,7 @@ CONFIGS = {
     "trace without a path": (entry(sampler=["trace"]), "sampler: got 'trace'", "add the path"),
     "trace not asked for": (entry(trace="traces/short.parquet"), "only with sampler: [trace]"),
     "trace is a folder": (entry(sampler=["trace"], trace="traces"), "trace: got 'traces'"),
-    "trace is garbage": (trace("garbage"), "trace: got 'traces/garbage.parquet'", "magic bytes"),
+    "trace is garbage": (trace("garbage"), "trace: got 'traces/garbage.parquet'", "no Parquet file"),
     "trace is empty": (trace("empty"), "trace: got 'traces/empty.parquet'", "0 bytes"),
     "trace of another column": (trace("column"), "no such column", "'expert_ids'"),
     "trace of numbers": (trace("numbers"), "trace: got 'int64 in", "lists of integers"),
@@ -239,7 +239,7 @@ MEASURE = {
 }
 OTHERS = {
     "config missing": (["status", "--config", "absent.yaml"], "'absent.yaml'", "No such file"),
-    "config is a folder": (["status", "--config", "traces"], "'traces'", "Is a directory"),
+    "config is a folder": (["status", "--config", "traces"], "'traces'", "it is a folder"),
     "config is not UTF-8": (["collect", "--config", "traces/latin.yaml"], "not UTF-8"),
     "corpora is a text": (
         ["train", "--set", "corpora=stdlib"],
@@ -342,9 +342,9 @@ def _version(table, value, kind=None):
 
 
 DAMAGE = {
-    "garbage": (lambda t: b"junk" * 99, "magic bytes"),
+    "garbage": (lambda t: b"junk" * 99, "no Parquet file"),
     "empty file": (lambda t: b"", "0 bytes"),
-    "cut in half": (lambda t: _parquet(t)[: len(_parquet(t)) // 2], "magic bytes"),
+    "cut in half": (lambda t: _parquet(t)[: len(_parquet(t)) // 2], "no Parquet file"),
     "cut at its start": (lambda t: b"PAR1" + _parquet(t)[len(_parquet(t)) // 2 :], "readable Parquet"),
     "older schema": (lambda t: _version(t, 0), "schema_version: got 0", f"allowed: {rows.SCHEMA_VERSION}"),
     "newer schema": (lambda t: _version(t, 99), "schema_version: got 99", f"allowed: {rows.SCHEMA_VERSION}"),

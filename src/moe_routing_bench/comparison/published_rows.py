@@ -12,7 +12,9 @@ import pandas as pd
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.config.published import Source
+from moe_routing_kernels import guarded
 from moe_routing_kernels.choices import table as table_of_choices
+from moe_routing_kernels.errors import bad
 
 REPRODUCED, NOT, NO_ROW, NO_IMPLEMENTATION, NO_TIME = (
     "reproduced",
@@ -26,8 +28,12 @@ TIME = "warm_median_us"  # theirs are warm
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The rows of a file as published, those of a whole layer with the name of its preset."""
-    return pd.read_csv(path, dtype={"model": "string"})
+    """The rows of a file as published, those of a whole layer with the name of its preset. Raises `UserError` for no CSV file."""
+    try:
+        return pd.read_csv(guarded.csv_of(path), dtype={"model": "string"})
+    except (OSError, ValueError) as error:
+        hint = getattr(error, "strerror", None) or str(error)
+        raise bad("published rows", str(path), "a CSV file with a header", hint) from error
 
 
 def whole(published: pd.DataFrame) -> pd.DataFrame:

@@ -6,17 +6,17 @@ Nothing is downloaded, and no code of a model's repository runs: only classes th
 
 import contextlib
 import importlib.util
-import json
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import bad, shown
 
 _NAME = "config.json"
-_MOST_BYTES = 2**26  # the largest of the hub have few MiB
+_MOST_BYTES = 2**23  # the largest of the hub have few MiB
 _ALLOWED = f"a {_NAME} of the Hugging Face hub, or the folder that has it"
 _HUB = "nothing is downloaded: name a file or folder of this machine"
 
@@ -37,11 +37,7 @@ def model_name(path: Path) -> str:
 def read(path: Path) -> dict[str, Any]:
     """The fields of a file. Raises `UserError` for one that is no JSON object, or has two values of one field."""
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
-        fields = json.loads(content.decode("utf-8-sig"), object_pairs_hook=_object)
+        fields = guarded.json_of(path, _MOST_BYTES, pairs=_object)
     except UnicodeDecodeError as error:
         raise bad("config", str(path), _ALLOWED, "it is not UTF-8: save it as UTF-8") from error
     except (OSError, ValueError, RecursionError) as error:

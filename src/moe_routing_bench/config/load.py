@@ -11,6 +11,7 @@ import yaml
 
 from moe_routing_bench.config import schema
 from moe_routing_bench.config.sections import DEFAULTS, Config
+from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import bad
 
 MOST_DEPTH = 12  # lists and mappings in each other; a config needs four
@@ -130,7 +131,7 @@ def on(config: Mapping[str, Any], platform: str) -> dict[str, Any]:
 def read_mapping(path: Path) -> dict[str, Any]:
     """A YAML file whose top level is a mapping; `UserError` for any other file."""
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
+        content = parse_yaml(guarded.text(path))
     except (OSError, UnicodeDecodeError) as error:
         raise bad(
             "config file", str(path), "a readable YAML file", getattr(error, "strerror", None) or "not UTF-8"

@@ -15,6 +15,7 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures.footer import FOREIGN
 from moe_routing_bench.store import records
 from moe_routing_bench.store.rows import STATUSES
+from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import bad, near
 
 REQUIRED = ("bench", "implementation", "median_us")
@@ -24,9 +25,11 @@ _FACTS = {"true": True, "false": False}
 def read_csv(path: Path) -> pd.DataFrame:
     """The rows of a CSV file with a header, as `rows` completes them. Raises `UserError` for a file that is no such table."""
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=False, na_values=[""])
+        table = pd.read_csv(guarded.csv_of(path), dtype=str, keep_default_na=False, na_values=[""])
     except (OSError, ValueError) as error:
-        raise bad("rows", str(path), "a CSV file with a header", str(error)) from error
+        raise bad(
+            "rows", str(path), "a CSV file with a header", getattr(error, "strerror", None) or str(error)
+        ) from error
     return rows(table)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import bad
 
 Value = int | float | str | None
@@ -135,6 +136,9 @@ class Job:
 
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file's content; `UserError` when it is missing."""
-    if not path.is_file():
-        raise bad("trace", str(path), "a file of recorded routing", "no such file")
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(guarded.content(path, guarded.MOST_TABLE)).hexdigest()
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+        hint = "no such file" if missing else error.strerror or str(error)
+        raise bad("trace", str(path), "a file of recorded routing", hint) from error

@@ -6,6 +6,7 @@ Nothing here imports torch, as the workflow plans runs with it.
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -17,6 +18,7 @@ from annotated_types import Ge
 from moe_routing_bench.fields import Choice, check_fields
 from moe_routing_bench.grid.cell import canonical, spec_hash
 from moe_routing_bench.grid.settings import Amount, Count, Seed, Share, Whole
+from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import bad
 
 DENSE = "dense"
@@ -149,18 +151,41 @@ class Run:
 
 
 def content_sha256(path: Path) -> str:
-    """SHA-256 over the name and content of a file, or of all files below a folder."""
+    """SHA-256 over the name and content of a file, or of all files below a folder. Raises `UserError` as `document` does."""
     digest = hashlib.sha256()
     for file in documents(path):
-        digest.update(file.relative_to(path.parent).as_posix().encode() + b"\0" + file.read_bytes())
+        digest.update(os.fsencode(file.relative_to(path.parent).as_posix()) + b"\0" + document(file))
     return digest.hexdigest()
 
 
+_MOST_BYTES, _MOST_FILES = 2**28, 2**17  # of a text
+_TEXT = "a file, or a folder of files, of text"
+
+
 def documents(path: Path) -> list[Path]:
-    """The file itself, or every visible file below a folder, sorted."""
-    if path.is_file():
+    """The file itself, or every visible file below a folder, sorted. Raises `UserError` for a folder that is no folder of texts."""
+    if not path.is_dir():
         return [path]
-    return sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
+    files, size = [], 0
+    try:
+        for file in path.rglob("*"):
+            if not file.name.startswith(".") and file.is_file():
+                files.append(file)
+                size += file.stat().st_size
+            if len(files) > _MOST_FILES or size > _MOST_BYTES:
+                allowed = f"at most {_MOST_FILES} files of {_MOST_BYTES} bytes together"
+                raise bad("quality corpus", f"a larger folder {path}", allowed)
+    except (OSError, RuntimeError) as error:
+        raise bad("quality corpus", str(path), _TEXT, getattr(error, "strerror", None) or str(error)) from error
+    return sorted(files)
+
+
+def document(path: Path) -> bytes:
+    """The content of one of these files. Raises `UserError` for one that cannot be read."""
+    try:
+        return guarded.content(path, _MOST_BYTES)
+    except OSError as error:
+        raise bad("quality corpus", str(path), _TEXT, error.strerror or str(error)) from error
 
 
 VARIANTS = ("R", "E", "D", "S")  # own router, the frozen one, all on, a single one: see `model.adapters`

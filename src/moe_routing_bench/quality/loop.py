@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 import zipfile
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality import evaluate, language_model, steps, texts
 from moe_routing_bench.quality.expert_loads import drop_rate
 from moe_routing_bench.quality.language_model import TinyLM
-from moe_routing_kernels import files
+from moe_routing_kernels import files, guarded
 from moe_routing_kernels.errors import UserError, bad
 
 BETAS = (0.9, 0.95)
@@ -167,8 +168,12 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
 def saved(path: Path, device: str) -> dict[str, Any]:
     """A state that was saved. Raises `UserError` for a damaged one: torch itself does not look at the checksums."""
     try:
+        guarded.check(path, sys.maxsize)
         with zipfile.ZipFile(path) as archive:
-            if archive.testzip() is not None:
+            packed = any(
+                member.compress_type for member in archive.infolist()
+            )  # which torch does not do: of unknown size
+            if packed or archive.testzip() is not None:
                 raise zipfile.BadZipFile
         return dict(torch.load(path, map_location=device, weights_only=True))
     except Exception as error:  # whatever such bytes make zip or pickle raise

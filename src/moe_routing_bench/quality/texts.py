@@ -17,6 +17,7 @@ import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
 from moe_routing_bench.grid import run_spec
-from moe_routing_kernels import files
+from moe_routing_kernels import files, guarded
 from moe_routing_kernels.errors import bad
 
 FOLDER = "MOE_ROUTING_BENCH_CORPORA"  # environment variable that names another folder for downloaded archives
@@ -39,6 +40,7 @@ ARCHIVES = {  # URL, SHA-256
         "513f152479533971ac01b476e9d7e3d7522bd13e17f1bbaab63373195fb04914",
     ),
 }
+_MOST_ARCHIVE = 2**26  # bytes
 Bytes = NDArray[np.uint8]
 
 
@@ -69,11 +71,11 @@ def _corpus(name: str, limit: int | None, share: float) -> Corpus:
     taken, size, manifest = [], 0, hashlib.sha256()
     # Documents are in the order of the hashes of their names: a limit then takes the same sample of all authors and
     # modules everywhere.
-    for title, read in sorted(_documents(name), key=lambda document: hashlib.sha256(document[0].encode()).digest()):
+    for title, read in sorted(_documents(name), key=lambda document: hashlib.sha256(os.fsencode(document[0])).digest()):
         if limit is not None and size >= limit:
             break
         text = read()[: None if limit is None else limit - size]
-        manifest.update(title.encode() + b"\0" + text)
+        manifest.update(os.fsencode(title) + b"\0" + text)
         taken.append(text)
         size += len(text)
     train, validation = split(taken, share)
@@ -108,7 +110,10 @@ def _documents(name: str) -> list[tuple[str, Callable[[], bytes]]]:
         texts = dict(_shakespeare() if name == "shakespeare" else _kjv())
         return [(title, lambda text=text: text) for title, text in texts.items()]
     root = Path(name)
-    return [(path.relative_to(root.parent).as_posix(), path.read_bytes) for path in run_spec.documents(root)]
+    return [
+        (path.relative_to(root.parent).as_posix(), partial(run_spec.document, path))
+        for path in run_spec.documents(root)
+    ]
 
 
 def _modules(root: Path) -> Iterator[Path]:
@@ -147,19 +152,23 @@ def _archive(name: str) -> bytes:
     """The content of an archive, from the cache folder or fetched into it. Raises `UserError` where neither works."""
     url, sha256 = ARCHIVES[name]
     path = folder() / url.rsplit("/", 1)[1]
-    if not path.is_file():
+    if not os.path.lexists(path):
         where = f"{path.parent} (or the folder in ${FOLDER})"
         hint = f"put {path.name} into {where}, or leave {name} out of quality.corpora"
         try:
             with urllib.request.urlopen(url, timeout=60) as answer:
-                content = answer.read()
+                content = answer.read(_MOST_ARCHIVE)
         except (urllib.error.URLError, OSError) as error:
             raise bad(f"corpus {name}", f"no answer from {url} ({error})", "a network connection", hint) from error
         _verify(name, content, sha256, path)
         with files.replacing(path) as temporary:
             temporary.write_bytes(content)
         return content
-    return _verify(name, path.read_bytes(), sha256, path)
+    try:
+        content = guarded.content(path, _MOST_ARCHIVE)
+    except OSError as error:
+        raise bad(f"corpus {name}", str(path), "the archive", error.strerror or str(error)) from error
+    return _verify(name, content, sha256, path)
 
 
 def _verify(name: str, content: bytes, sha256: str, path: Path) -> bytes:

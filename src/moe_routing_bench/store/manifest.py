@@ -5,7 +5,6 @@ refuses one that contradicts the rows.
 """
 
 import importlib.metadata
-import json
 import re
 import shlex
 import subprocess
@@ -23,7 +22,7 @@ from moe_routing_bench.packages import PACKAGE
 from moe_routing_bench.store import paths, records
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.store.project_files import installed, own_or_shipped, shipped
-from moe_routing_kernels import files
+from moe_routing_kernels import files, guarded
 from moe_routing_kernels.errors import UserError, bad
 
 COLUMNS = ("git_sha", "git_dirty", "gpu_name", "gpu_uuid", "cpu_model", "device", "started_at", "ended_at")
@@ -158,13 +157,16 @@ def _config(run: str) -> str | dict[str, Any] | None:
         if asked == cells:
             return f"config/{path.relative_to(folder).as_posix()}"
     kept = paths.results(run) / "config.json"
-    return json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else None
+    try:
+        return guarded.json_of(kept) if kept.exists() else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise bad("config", str(kept), "a JSON file, as the workflow writes it", str(error)[:80]) from error
 
 
 def _load(run: str) -> dict[str, Any]:
     path = paths.manifest(run)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = load.parse_yaml(guarded.text(path))
     except OSError as error:
         raise bad("manifest", str(path), "a file", f"{error.strerror}; {_hint(run)}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -15,7 +15,8 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from moe_routing_kernels import files
+from moe_routing_bench.store import unpacking
+from moe_routing_kernels import files, guarded
 
 SEAL = b"moe_routing_bench.file_sha256"
 DIGEST = b"moe_routing_bench.rows_sha256"  # of files of older versions
@@ -28,7 +29,11 @@ _SMALL = 2**20  # bytes of a table that compression and dictionaries make slower
 
 def digest(table: pa.Table) -> str:
     """SHA-256, in hex, of what the rows of a table say, whatever the order of its columns: what files of older versions hold."""
-    return hashlib.sha256(json.dumps(table.to_pylist(), sort_keys=True).encode()).hexdigest()
+    sha256 = hashlib.sha256(b"[")
+    for number, rows in enumerate(unpacking.parts(table)):
+        sha256.update((", " * (number > 0) + json.dumps(rows, sort_keys=True)[1:-1]).encode())
+    sha256.update(b"]")
+    return sha256.hexdigest()
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -68,15 +73,19 @@ def _is_whole(data: bytes) -> bool | None:
     return seen.hexdigest().encode() == data[place:end]
 
 
-def read_table(source: Path | BinaryIO) -> pa.Table:
-    """All of a table. Raises `OSError` or `pa.ArrowException` for what is unreadable, damaged, or edited since it was written."""
-    data = source.read_bytes() if isinstance(source, Path) else source.read()
+def read_table(source: Path | BinaryIO, foreign: bool = False) -> pa.Table:
+    """All of a table. Raises `OSError` or `pa.ArrowException` for what is unreadable, too large, damaged, or edited since it was
+    written. A sealed file is believed to be as small as this code writes it, unless `foreign`."""
+    data = guarded.content(source, guarded.MOST_TABLE) if isinstance(source, Path) else source.read()
     sealed = _is_whole(data)
     if sealed is False:
         raise pa.ArrowInvalid(_OTHER)
     try:
-        with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=not sealed) as file:
-            table = file.read(use_threads=len(data) > _SMALL)
+        if sealed and not foreign:
+            with pq.ParquetFile(pa.BufferReader(data)) as file:
+                table = file.read(use_threads=len(data) > _SMALL)
+        else:
+            table = unpacking.read(data, DIGEST)
         metadata = dict(table.schema.metadata or {})
         metadata.pop(SEAL, None)
         known = metadata.pop(DIGEST, None)
@@ -91,7 +100,7 @@ def sealed_metadata(path: Path, *names: bytes) -> list[bytes | None]:
     """The values of these entries of the metadata of a sealed file, found without decoding it; all None for a file that is absent, damaged,
     edited or not sealed."""
     try:
-        data = path.read_bytes()
+        data = guarded.content(path, guarded.MOST_TABLE)
     except OSError:
         return [None] * len(names)
     return [_entry(data, name) for name in names] if _is_whole(data) else [None] * len(names)

@@ -8,7 +8,6 @@ forward pass, with ``topk_ids_of_layer`` (layers, tokens, 8), in the mode ``per_
 
 import base64
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from moe_routing_bench.traces.layout import checked_layer
 from moe_routing_bench.traces.values import Options, Values, array, is_array
+from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import bad
 
 _SGLANG_IDS = "topk_ids_of_layer"
@@ -87,7 +87,7 @@ def _routed(ids: NDArray[Any], experts: int) -> tuple[NDArray[Any], str]:
 def vllm(path: Path, options: Options) -> Values:
     """Ids (T, k) of one layer in the choices of a completion response, one choice after another. Raises `UserError`."""
     _check_first(options.first, "tokens", path)
-    response = json.loads(path.read_bytes())
+    response = guarded.json_of(path, guarded.MOST_TABLE)
     choices = response.get("choices") if isinstance(response, dict) else None
     choices = choices if isinstance(choices, list) else []
     each = [choice.get("routed_experts") if isinstance(choice, dict) else None for choice in choices]

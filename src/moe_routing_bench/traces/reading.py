@@ -1,24 +1,25 @@
 """Expert ids of one layer from the files of other programs, by the file's suffix."""
 
 import csv
-import os
+import io
 import re
-import stat
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 from pyarrow.csv import ReadOptions
 
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.traces import dumps, layout, series, tables
 from moe_routing_bench.traces.values import Options, Recorded, Values
+from moe_routing_bench.traces.writing import MOST_IDS
+from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import UserError, bad, pick
 
 
@@ -27,19 +28,21 @@ def table_of(path: Path, header: bool | None) -> tuple[pa.Table, bool]:
 
     Raises `UserError` where the first line may be names or numbers and `header` does not say which.
     """
-    skipped, cells = _first_line(path)
+    content = guarded.csv_of(path, MOST_CSV, MOST_IDS)
+    skipped, cells = _first_line(content, path)
     named = _has_names(cells, path) if header is None else header
     names = [cell.strip() for cell in cells] if named else [str(number + 1) for number in range(len(cells))]
     options = ReadOptions(skip_rows=skipped + named, column_names=names)
-    return pyarrow.csv.read_csv(path, options), named
+    return pyarrow.csv.read_csv(content, options), named
 
 
-def _first_line(path: Path) -> tuple[int, list[str]]:
+def _first_line(content: BinaryIO, path: Path) -> tuple[int, list[str]]:
     """The number of empty lines at the beginning, and the cells of the first other line."""
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file):
-            if line.strip():
-                return number, next(csv.reader([line]))
+    lines = io.TextIOWrapper(content, encoding="utf-8-sig")
+    for number, line in enumerate(lines):
+        if line.strip():
+            lines.detach().seek(0)
+            return number, next(csv.reader([line]))
     raise bad("input", str(path), "a line per token", "Empty CSV file")
 
 
@@ -75,7 +78,10 @@ def _number(cell: str) -> float | None:
         return None
 
 
-MOST_BYTES = 2**31  # of what is read as a whole, packed or not: a .npy is mapped, and only the layer is read
+MOST_BYTES = (
+    guarded.MOST_TABLE
+)  # of what is read as a whole, packed or not: a .npy is mapped, and only the layer is read
+MOST_CSV = 2**27  # of short numbers alone
 
 
 def read(path: Path, options: Options | None = None) -> Recorded:
@@ -97,6 +103,8 @@ def read(path: Path, options: Options | None = None) -> Recorded:
         values = reader(path, options)
     except UserError:
         raise
+    except guarded.Refused as error:
+        raise _refused(path, error) from None
     except Exception as error:  # whatever damaged bytes make numpy, zip, JSON or pickle raise
         raise bad("input", str(path), f"a whole {suffix} file without pickled objects", _why(error)) from error
     return layout.settled(values, path)
@@ -118,20 +126,18 @@ def _why(error: Exception) -> str:
 
 def _check_file(path: Path, suffix: str) -> None:
     """Raise `UserError`, before anything is read, for what is no regular file or too large."""
+    most = {".npy": sys.maxsize, ".csv": min(MOST_CSV, MOST_BYTES)}.get(suffix, MOST_BYTES)
     try:
-        state = os.stat(path)
-    except (OSError, ValueError):  # among them a name that is too long, or holds a null
+        guarded.check(path, most)
+    except guarded.Refused as error:
+        raise _refused(path, error) from None
+    except OSError:  # among them a name that is too long
         raise bad("input", str(path), ", ".join(_READERS), "no such file") from None
-    if not stat.S_ISREG(state.st_mode):
-        raise bad("input", str(path), "a regular file", "no such file: it is a folder, a pipe or a device")
-    if suffix != ".npy":
-        check_size(state.st_size, path)
 
 
-def check_size(size: int, path: Path) -> None:
-    """Raise `UserError` for more bytes than are read as a whole."""
-    if size > MOST_BYTES:
-        raise bad("input", f"{size} bytes in {path}", f"at most {MOST_BYTES}", "a .npy may be larger")
+def _refused(path: Path, error: OSError) -> UserError:
+    larger = "; a .npy may be larger" * (" bytes" in str(error) and " at most " in str(error))
+    return bad("input", str(path), "a regular file within the limits", f"{error.strerror}{larger}")
 
 
 def _numpy(path: Path, options: Options) -> Values:
@@ -142,9 +148,9 @@ def _numpy(path: Path, options: Options) -> Values:
 
 
 def _archive(path: Path, options: Options) -> Values:
-    _check_members(path)
     with np.load(path, allow_pickle=False) as archive:
         name = series.name_of(archive.files, options.key, path)
+        guarded.check_archive(path, MOST_BYTES, name if name in archive.zip.namelist() else f"{name}.npy")
         return Values(archive[name], options.without("key"))
 
 
@@ -157,17 +163,14 @@ def _csv(path: Path, options: Options) -> Values:
 
 
 def _parquet(path: Path, options: Options) -> Values:
-    with pq.ParquetFile(path) as file:
-        groups = (file.metadata.row_group(number) for number in range(file.metadata.num_row_groups))
-        check_size(sum(group.total_byte_size for group in groups), path)
-    return tables.values_of(read_table(path), options, path)
+    return tables.values_of(read_table(path, foreign=True), options, path)
 
 
 def _torch(path: Path, options: Options) -> Values:
     import torch
 
     if zipfile.is_zipfile(path):
-        _check_members(path)
+        guarded.check_archive(path, MOST_BYTES)
     with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(_ARRAYS):
         content = torch.load(path, map_location="cpu", weights_only=True)
     if dumps.is_sglang(content) and options.key is None:
@@ -190,11 +193,6 @@ _ARRAYS: list[Any] = [  # what a pickled array of numbers is made of: nothing of
     np.dtype,
     *(getattr(np.dtypes, f"{kind}DType") for kind in _KINDS),
 ]
-
-
-def _check_members(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        check_size(sum(member.file_size for member in archive.infolist()), path)
 
 
 _Reader = Callable[[Path, Options], Values]

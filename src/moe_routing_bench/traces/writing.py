@@ -23,7 +23,7 @@ from moe_routing_kernels.permute.layout import RowLayout, capacity_of
 
 MOST_EXPERTS = 2**16
 MOST_IDS = 2**24  # the digest of a trace's rows is made of Python integers: about 1.5 µs and 90 bytes per id
-MOST_VALUES = 2**28  # of a layer, or of what is turned into floats as a whole: logits have a value per expert
+MOST_VALUES = 2**26  # of a layer, or of what is turned into floats as a whole: logits have a value per expert
 
 
 def checked(ids: NDArray[Any], experts: int | None, where: object) -> NDArray[np.int32]:

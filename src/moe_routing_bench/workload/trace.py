@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from moe_routing_bench import parquet_sizes
+from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import bad
 
 if TYPE_CHECKING:
@@ -23,16 +25,19 @@ def read(path: Path, tokens: int, experts: int, top_k: int) -> "NDArray[np.int32
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not path.is_file():
-        raise bad("trace", str(path), FORMAT, "no such file, or no regular one")
     try:
-        if "expert_ids" not in pq.read_schema(path).names:
-            raise bad("trace", f"no such column in {path}", FORMAT, _HINT)
-        table = pq.read_table(path).slice(0, tokens)
+        with guarded.opened(path, guarded.MOST_TABLE) as content:
+            texts, _ = parquet_sizes.check(content, guarded.MOST_TABLE)
+        with pq.ParquetFile(path) as file:
+            if "expert_ids" not in file.schema_arrow.names:
+                raise bad("trace", f"no such column in {path}", FORMAT, _HINT)
+            if texts:
+                raise bad("trace", f"long texts in {path}", FORMAT, _HINT)
+            table = file.read().slice(0, tokens)
         column = table["expert_ids"].combine_chunks()
         others = [name for name in table.column_names if name != "expert_ids" and len(table[name].unique()) > 1]
     except (OSError, pa.ArrowException) as error:
-        raise bad("trace", str(path), FORMAT, str(error)[:120]) from error
+        raise bad("trace", str(path), FORMAT, (getattr(error, "strerror", None) or str(error))[:120]) from error
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) or not pa.types.is_integer(
         column.type.value_type
     ):
