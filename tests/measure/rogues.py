@@ -527,6 +527,79 @@ def until_trusted(work, x, packed):
     return call
 
 
+class Burst:
+    """Of one set: how often it was called with the values that it has, and whether that is oftener than in any check."""
+
+    def __init__(self, x, least=2):
+        self.x, self.least, self.known, self.count = x, least, None, 0
+
+    def __call__(self):
+        value = float(self.x[0, 0])
+        self.count = self.count + 1 if value == self.known else 0
+        self.known = value
+        return self.count > self.least
+
+
+def one_set_of_a_burst(work, x, packed):
+    """Leaves one of its sets out where it is timed; the others take as long as ever."""
+    burst, last = Burst(x), _MADE.get("sets", 0)
+    _MADE["sets"] = last + 1
+    return lambda: None if burst() and last == 1 else work()
+
+
+def rows_of_a_burst(work, x, packed):
+    """Leaves the last rows of an output as they were, where it is timed."""
+    burst, part = Burst(x), last_row(work, x, packed)
+    return lambda: part() if burst() else work()
+
+
+def zeros_of_a_burst(work, x, packed):
+    """Fills a set with zeros where it is timed, which is quicker."""
+    burst, last = Burst(x), _MADE.get("sets", 0)
+    _MADE["sets"] = last + 1
+    return lambda: packed.zero_() if burst() and last == 2 else work()
+
+
+def padded_burst(work, x, packed):
+    """Does nothing where it is timed but let most of the time pass that the work took."""
+    burst, spent = Burst(x), []
+
+    def call():
+        begin = time.perf_counter()
+        if not burst():
+            work()
+            spent.append(time.perf_counter() - begin)
+        while time.perf_counter() - begin < 0.9 * min(spent):
+            pass
+
+    return call
+
+
+def after_random_calls(work, x, packed):
+    """Leaves a set out after a number of calls that it has drawn."""
+    burst, last = Burst(x, random.randrange(3, 8)), _MADE.get("sets", 0)
+    _MADE["sets"] = last + 1
+    return lambda: None if burst() and last == 0 else work()
+
+
+def old_answer_of_a_burst(work, x, packed):
+    """Returns what it has kept of a call before, where it is timed."""
+    burst, kept = Burst(x), torch.empty_like(packed)
+
+    def call():
+        if not burst():
+            work(kept)
+        return {"packed": kept}
+
+    return call
+
+
+def lazy_in_a_burst(work, x, packed):
+    """Returns a tensor that is computed when it is read, where it is timed."""
+    burst, lazy = Burst(x), lazy_tensor(work, x, packed)
+    return lambda: lazy() if burst() else work()
+
+
 def wrapped_sampler(work, x, packed):
     """Halves the times of all samples."""
     from moe_routing_bench.measure import timers
@@ -786,6 +859,7 @@ class Fate:
 _DIFFER = "elements differ"
 _HONEST = ("ok",)  # what it does on the host a graph repeats as it was captured, so the work is in every sample
 _REPLACED = "was replaced"
+_LATE = "after a timed turn"
 _SHARED = "in memory of an input or of another set"
 ROGUES = {
     "early": Fate(_DIFFER),
@@ -831,6 +905,13 @@ ROGUES = {
     "after_a_burst": Fate(("work is left out", _DIFFER)),
     "at_random": Fate(_DIFFER),
     "until_trusted": Fate(_DIFFER),
+    "one_set_of_a_burst": Fate(_LATE),
+    "rows_of_a_burst": Fate(_LATE),
+    "zeros_of_a_burst": Fate(_LATE),
+    "padded_burst": Fate((_LATE, "work is left out")),
+    "after_random_calls": Fate((_LATE, _DIFFER)),
+    "old_answer_of_a_burst": Fate((_LATE, "work is left out")),
+    "lazy_in_a_burst": Fate((_LATE, "packed: Lazy, not a plain tensor")),
     "wrapped_sampler": Fate(_REPLACED),
     "shadowed_sampler": Fate((_REPLACED, "work is left out")),
     "mending_clock": Fate(_REPLACED, _HONEST),

@@ -429,12 +429,31 @@ def test_a_bound_tensor_that_is_moved_leaves_what_is_checked_where_it_was() -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.float8_e4m3fn])
 def test_a_digest_sees_every_bit_and_its_place(dtype) -> None:
     tensor = torch.arange(1, 9).to(dtype).view(2, 4)
-    known = int(memory.digest(tensor, 5))
-    assert known == int(memory.digest(tensor.clone(), 5)) != int(memory.digest(tensor, 6))
-    assert known != int(memory.digest(tensor.view(torch.uint8).flip(0).view(dtype), 5))
+    known = digest(tensor)
+    assert known == digest(tensor.clone()) != digest(tensor, 6)
+    assert known != digest(tensor.view(torch.uint8).flip(0).view(dtype))
     other = tensor.clone()
     other.view(torch.uint8)[1, -1] ^= 1
-    assert known != int(memory.digest(other, 5))
+    assert known != digest(other)
+
+
+def digest(tensor: torch.Tensor, key: int = 5) -> int:
+    return int(memory.digests(memory.as_bytes(tensor)[None], key))
+
+
+@pytest.mark.parametrize("size", [0, 5, 16, 8 * (1 << 17), 8 * (1 << 17) + 3])
+def test_rows_have_the_digests_that_they_have_alone(size: int) -> None:
+    """Wherever they lie, and however many lanes there are at a time; a change of either end is seen."""
+    whole = torch.randint(0, 256, (3, size + 512), dtype=torch.uint8)
+    whole[2, 256 : 256 + size] = whole[0, 256 : 256 + size]
+    rows = whole[:, 256 : 256 + size]
+    found = memory.digests(rows, 5).tolist()
+    assert found == [digest(row) for row in rows] == [digest(row.clone()) for row in rows] and found[0] == found[2]
+    assert found == memory.digests(torch.nn.functional.pad(rows, (3, 0))[:, 3:], 5).tolist()
+    for place in {0, size - 1} if size else ():
+        rows[2, place] ^= 128
+        assert memory.digests(rows, 5).tolist()[2] != found[2]
+        rows[2, place] ^= 128
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ PLACES = [
     (random.Random, "sample"),
     (builtins, "sorted"),
     (checks, "both"),
-    (memory, "digest"),
+    (memory, "digests"),
     (verify, "verify"),
     (timers.HostTimer, "sample"),
     (timers.GraphTimer, "_run"),

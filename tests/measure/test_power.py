@@ -59,7 +59,8 @@ class Card:
 
 def candidate(card: Card, name: str, calls: int = 1) -> Candidate:
     """One whose samples are 5 calls, though its timer may speak of one."""
-    timer = SimpleNamespace(sample=lambda: card.run(name), name="wall", calls=calls)
+    timer = SimpleNamespace(sample=lambda: card.run(name), name="wall", calls=calls, returned=[])
+    timer.begin_turn, timer.reached = lambda: False, lambda: []
     return Candidate(name, [], timer=timer, samples_per_block=1)
 
 

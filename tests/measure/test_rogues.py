@@ -32,7 +32,8 @@ def measured(add_packs, no_ceilings, monkeypatch):
     def run(*names):
         add_packs(rogues, "rogue", names)
         rogues.forget()
-        found, job = {}, Job(CELL, ("torch", *names), LONG if "after_a_burst" in names else QUICK)
+        found, bursts = {}, any("burst" in name for name in names)
+        job = Job(CELL, ("torch", *names), LONG if bursts else QUICK)
         device = "cpu" if platforms.current() == platforms.CPU else "cuda"
 
         def send(message):

@@ -200,6 +200,21 @@ def test_a_call_of_a_lone_rotation_has_its_share_of_the_start(device: Device) ->
 
 
 @pytest.mark.parametrize("kind", [timers.GraphTimer, timers.EventTimer])
+def test_a_turn_reaches_all_sets_once_a_sample_was_taken(kind, device: Device) -> None:
+    """And `returned` is what its samples write, not what a lone rotation did: each graph has tensors of its own."""
+    made = iter(range(1000))
+    timer = kind([lambda: (device.queue(50.0), next(made))[1]] * 3, 1000)
+    timer.sample()
+    known = list(timer.returned)
+    timer.rotate()
+    assert timer.returned != known
+    assert timer.begin_turn() and timer.reached() == []
+    assert kind is timers.EventTimer or timer.returned == known
+    timer.sample()
+    assert timer.reached() == [0, 1, 2] and timer.begin_turn() and timer.reached() == []
+
+
+@pytest.mark.parametrize("kind", [timers.GraphTimer, timers.EventTimer])
 def test_leaving_out_every_other_rotation_shows(kind, device: Device) -> None:
     """The answers are all there, but a call takes half as long among others as alone."""
     count = [0]
@@ -327,6 +342,22 @@ def test_a_host_timer_divides_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> N
     seen.clear()
     timer.check()
     assert seen == [0, 1, 2]
+
+
+def test_a_sample_of_few_calls_reaches_some_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that come next, from where the last one ended; a check is no part of a turn."""
+    now = [0.0]
+    keep_time(monkeypatch, lambda: now[0])
+    timer = timers.HostTimer([lambda: now.__setitem__(0, now[0] + 40e-6)] * 5, 120)
+    assert timer.begin_turn() and timer.reached() == []
+    timer.rotate()
+    assert timer.reached() == []
+    reached = []
+    for _ in range(3):
+        timer.sample()
+        reached.append(timer.reached())
+        timer.begin_turn()
+    assert reached == [[0, 1, 2], [0, 3, 4], [1, 2, 3]]
 
 
 @pytest.mark.parametrize(("took", "interval", "calls"), [(0.5e-6, 10, 20), (2.0**-4, 125_000.1, 3), (0.0, 10, 100)])

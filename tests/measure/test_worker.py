@@ -657,7 +657,8 @@ def ticking(clock, name="a", time_of=lambda: 1.0):
         clock.now += 2**-10
         return time_of()
 
-    return Candidate(name, [], timer=types.SimpleNamespace(sample=sample, calls=1))
+    timer = types.SimpleNamespace(sample=sample, calls=1, begin_turn=lambda: False, reached=lambda: [], returned=[])
+    return Candidate(name, [], timer=timer)
 
 
 def rounds(clock, monkeypatch, check_seconds=0.0, times=lambda n: 1000.0, samples=1, **change):

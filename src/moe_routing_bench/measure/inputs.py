@@ -5,7 +5,7 @@ when an implementation was bound or captured is of use; and each tensor lies bet
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -20,6 +20,7 @@ from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.workload.draw import again
 
 LEAST_ROTATION_US = 1000.0  # of implementations in processes of their own
+_COPIED = 1 << 28  # bytes at a time
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,29 @@ class Sets:
 
     def digest(self, tensor: Tensor) -> int:
         """A number that only equal bits have, as far as an implementation can tell."""
-        return int(memory.digest(tensor, self._key))
+        return int(memory.digests(memory.as_bytes(tensor)[None], self._key))
+
+    def digests(self, outputs: Mapping[int, dict[str, Tensor] | None]) -> dict[int, int]:
+        """`digest`, summed over its outputs, of each of these sets: of the tensors that are given for one, or else of its own."""
+        ran = list(outputs)
+        totals = [
+            torch.cat([memory.digests(part, self._key) for part in self._parts(name, ran, list(outputs.values()))])
+            for name in self._outputs
+        ]
+        return dict(zip(ran, torch.stack(totals).sum(0).tolist(), strict=True))
+
+    def _parts(self, name: str, ran: list[int], outputs: list[dict[str, Tensor] | None]) -> Iterator[Tensor]:
+        """The bytes (n, nbytes) of one output of these sets, of a few sets at a time where they have to be copied."""
+        rows = self._outputs[name].rows(0, 1)
+        if not any(given and name in given for given in outputs):
+            yield rows[: len(ran)] if ran == list(range(len(ran))) else rows[ran]
+            return
+        step = max(1, _COPIED // max(1, rows.shape[1]))
+        for first in range(0, len(ran), step):
+            pairs = zip(ran[first : first + step], outputs[first : first + step], strict=True)
+            yield torch.stack(
+                [memory.as_bytes(given[name]) if given and name in given else rows[i] for i, given in pairs]
+            )
 
     def _writes(self) -> dict[str, int]:
         """How often torch has written each input in place."""

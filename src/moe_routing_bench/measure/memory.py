@@ -1,6 +1,7 @@
 """Memory of inputs and outputs: tensors between guard bytes, poison that no right answer holds, and checksums."""
 
 import functools
+import random
 import secrets
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -18,6 +19,7 @@ _POISON_INT = 0x40  # in every byte: far out of range of every index, and far be
 _ROW, _ROWS_COUNT = 1024, 1_000_003  # elements of a row of a checksum, and what a row counts more than a column
 _SCARS = 16  # elements of an output
 _POISON_FLOAT = 0xFF  # NaN in every format of the table
+_LANE, _LANES = 8, 1 << 17  # bytes that a digest reads as a number, and how many of these at a time
 
 
 class Guarded:
@@ -111,17 +113,30 @@ def checksum(tensor: Tensor) -> int:
     return int(torch.stack(parts).sum()) if parts else 0
 
 
-def digest(tensor: Tensor, key: int) -> Tensor:
-    """A sum over the elements' bits as integers, each times a random number by `key`, () int64 on the device: whoever does not know the
-    key cannot make two answers alike."""
-    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    flat = tensor.contiguous().view(-1).view(kind)
-    rng = torch.Generator(flat.device).manual_seed(key)
-    total, step = flat.new_zeros((), dtype=torch.int64), _COMPARED // 16
-    for part in flat.split(step):
-        factors = torch.randint(1, 1 << 62, (len(part),), generator=rng, device=flat.device)
-        total = total + (part.long() * factors).sum()
+def digests(rows: Tensor, key: int) -> Tensor:
+    """A number for each of the rows of bytes (n, nbytes): (n,) int64, on the device. Rows with equal bytes have equal numbers, others differ
+    unless an author knew the key: a sum of lanes of 64 bits, each times a random odd number."""
+    count, size = rows.shape
+    if size % _LANE or rows.storage_offset() % _LANE or (count > 1 and rows.stride(0) % _LANE):
+        padded = rows.new_zeros(count, size + -size % _LANE)
+        padded[:, :size] = rows
+        rows = padded
+    total = rows.new_zeros(count, dtype=torch.int64)
+    if not size:
+        return total
+    lanes, factors, steps = rows.view(torch.int64), _factors(key, rows.device), random.Random(key)
+    for part in lanes.split(len(factors), 1):
+        known = factors[: part.shape[1]]
+        sums = torch.mv(part, known) if rows.device.type == "cpu" else (part * known).sum(1)
+        total += sums * (steps.getrandbits(62) | 1)
     return total
+
+
+@functools.lru_cache(2)
+def _factors(key: int, device: torch.device) -> Tensor:
+    """Random odd numbers (n,) int64 for as many lanes as are multiplied at a time."""
+    generator = torch.Generator(device).manual_seed(key)
+    return torch.randint(1 << 62, (_LANES,), generator=generator, device=device) * 2 + 1
 
 
 def extent(tensor: Tensor) -> tuple[int, int]:

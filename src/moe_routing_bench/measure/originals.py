@@ -37,6 +37,7 @@ _WHOLE = ("numpy.lib._function_base_impl", "numpy._core.fromnumeric", "numpy._co
 _OPERATORS = (
     "equal", "eq.Tensor", "ne.Tensor", "ne.Scalar", "eq.Scalar", "any", "any.dim", "all", "sum.dim_IntList", "sum", "copy_", "clone",
     "fill_.Scalar", "sub.Tensor", "abs", "gt.Tensor", "isnan", "item", "_local_scalar_dense", "linalg_vector_norm", "mul.Tensor",
+    "mv", "addmv_", "addmv.out",
 )  # fmt: skip
 # Operators of tensors, which code has no names for.
 _SPECIAL = {

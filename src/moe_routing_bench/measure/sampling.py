@@ -1,9 +1,10 @@
 """How samples are taken: warm-up, then blocks in random order until the interval is narrow enough or a limit is reached."""
 
+import contextlib
 import functools
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from time import perf_counter, sleep  # by their own names, as in `timers`
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import blocks
+from moe_routing_bench.measure import blocks, leftovers
 from moe_routing_bench.measure.candidate import Candidate
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.verify import verify
@@ -86,38 +87,62 @@ def _rounds(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Gua
     """
     settings, order = job.settings, random.Random(job.hash)
     surprises = {secrets.randbelow(settings.min_blocks), settings.min_blocks + secrets.randbelow(settings.max_blocks)}
-    start, rounds, look, share = perf_counter(), 0, settings.min_blocks, 1.0
+    clock, rounds, look, share = _SampleClock(), 0, settings.min_blocks, 1.0
+
+    def check(entry: Candidate) -> None:
+        with clock.stopped():
+            verify(job, entry, sets)
+
+    def turn(entry: Candidate, samples: int) -> None:
+        with clock.stopped():
+            since = leftovers.lay(entry, sets)
+        _block(entry, gpu, samples)
+        with clock.stopped():
+            leftovers.judge(job, entry, sets, since)
+
     while alive:
         if rounds in surprises:
-            begin = perf_counter()
-            _each(
-                alive,
-                _entries(alive),
-                guarded,
-                "checking between samples",
-                lambda candidate: verify(job, candidate, sets),
-            )
-            start += perf_counter() - begin  # the time cap is on samples
-        entries, begin = _entries(alive), perf_counter()
+            _each(alive, _entries(alive), guarded, "checking between samples", check)
+        entries, before = _entries(alive), clock.seconds()
         _each(
             alive,
             order.sample(entries, len(entries)),
             guarded,
             "sampling",
-            lambda candidate, share=share: _block(candidate, gpu, max(1, int(share * candidate.samples_per_block))),
+            lambda candidate, share=share: turn(candidate, max(1, int(share * candidate.samples_per_block))),
         )
         rounds += 1
-        if rounds == 1 and perf_counter() > begin:
-            share = min(1.0, settings.max_seconds / settings.min_blocks / (perf_counter() - begin))
+        if rounds == 1 and clock.seconds() > before:
+            share = min(1.0, settings.max_seconds / settings.min_blocks / (clock.seconds() - before))
         if rounds == look:
             if all(_width(candidate) <= settings.target_half_width for candidate in alive):
                 return "converged"
             look = min(2 * look, settings.max_blocks)
         if rounds >= settings.max_blocks:
             return "block cap"
-        if rounds >= 3 and perf_counter() - start > settings.max_seconds:
+        if rounds >= 3 and clock.seconds() > settings.max_seconds:
             return "time cap"
     return "nothing left"
+
+
+class _SampleClock:
+    """The time that samples take: a cap on it is none on checks."""
+
+    def __init__(self) -> None:
+        self._start, self._stopped = perf_counter(), 0.0
+
+    def seconds(self) -> float:
+        """So far."""
+        return perf_counter() - self._start - self._stopped
+
+    @contextlib.contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Leave the time of a block out."""
+        begin = perf_counter()
+        try:
+            yield
+        finally:
+            self._stopped += perf_counter() - begin
 
 
 def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guarded) -> str:
@@ -139,12 +164,16 @@ def _long_turns(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded:
         limited, samples = _kept_busy(entry, untimed / 2, gpu.power_capped)
         if before is not None:
             entry.energies.append((gpu.energy_mj() - before) / (samples * entry.timer.calls))
+        since = leftovers.lay(entry, sets)
         for _ in range(count):
             if len(entry.blocks) == surprises[id(entry)]:
+                leftovers.judge(job, entry, sets, since)
                 verify(job, entry, sets)
                 _kept_busy(entry, untimed / 2)
+                since = leftovers.lay(entry, sets)
             _block(entry, gpu, 1, _LIMITED_BLOCK_US if limited else _LONG_BLOCK_US)
             entry.turns.append(number)
+        leftovers.judge(job, entry, sets, since)
 
     order: list[tuple[Candidate, Candidate]] = []
     for number in range(TURNS):

@@ -45,9 +45,19 @@ class HostTimer:
         self.returned: list[object] = [None] * len(calls)
         self.alone: list[float] = []
         self._elsewhere: list[float] = []
+        self._next = self._turn = 0
         once = max(self._timed(0, len(calls)), 0.1)
         self.calls = max(1, math.ceil(interval_us / once))
-        self._next = 0
+
+    def begin_turn(self) -> bool:
+        """Count sets that are `reached` from here; whether outputs are to be looked at after the turn."""
+        self._turn = self._next
+        return True
+
+    def reached(self) -> list[int]:
+        """The sets that samples have called since the turn began."""
+        sets = len(self.calls_list)
+        return sorted({i % sets for i in range(self._turn, min(self._next, self._turn + sets))})
 
     def _timed(
         self, first: int, count: int, clock: Clock = perf_counter, spent: Clock = process_time, own: Clock = thread_time
@@ -121,13 +131,22 @@ class EventTimer:
         self.alone: list[float] = []
         self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         self._spin_us, self._hides = _LEAST_SPIN_US, True
-        self.samples = self.hidden = 0
+        self.samples = self.hidden = self._turn = 0
 
     def _estimate(self) -> float:
         self.sample()
         sample_us = max(self.sample(), 0.1)  # nothing at all takes no time
         self.samples = self.hidden = 0
         return sample_us
+
+    def begin_turn(self) -> bool:
+        """Make `returned` what samples will write; whether outputs are to be looked at after the turn."""
+        self._turn = self.samples
+        return True
+
+    def reached(self) -> list[int]:
+        """The sets that samples have called since the turn began: all that take part, or none."""
+        return list(range(len(self._calls))) if self.samples > self._turn else []
 
     def _pause(self) -> None:
         pause()
@@ -230,6 +249,11 @@ class GraphTimer(EventTimer):
                 for _ in range(rotations):
                     super()._rotation()
         return graph, self.returned
+
+    def begin_turn(self) -> bool:
+        """Make `returned` what samples will write: the tensors of the graph that they replay."""
+        self.returned = self._whole[1]
+        return super().begin_turn()
 
     def _pause(self) -> None:
         """None: no call runs on the host, and a device that waits rests."""

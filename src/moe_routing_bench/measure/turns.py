@@ -86,6 +86,14 @@ class Turns:
 
     check = rotate
 
+    def begin_turn(self) -> bool:
+        """False: a sample is a turn, and looks at the outputs itself."""
+        return False
+
+    def reached(self) -> list[int]:
+        """None that are still to be looked at."""
+        return []
+
     def alone_us(self) -> float:
         """0: `judge` compares it with what is timed."""
         return 0.0

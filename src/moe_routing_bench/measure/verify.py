@@ -292,3 +292,8 @@ def _differ(candidate: Candidate, sets: Sets, first: int, i: int) -> Tensor:
 def differences(job: Job, candidate: Candidate, sets: Sets) -> Check:
     """What the outputs of the sets that ran hold, against what they should."""
     return _compared(bench_of(job), job, candidate, sets)
+
+
+def difference(job: Job, candidate: Candidate, sets: Sets, i: int) -> Check:
+    """What the outputs of set i hold, against what they should; nothing where the bits are those that were right before."""
+    return _checked(bench_of(job), job, candidate, sets, i)
