@@ -1,6 +1,7 @@
 """What a turn leaves is looked at: by its bits, and by the reference where these are others."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.measure import leftovers
 from moe_routing_bench.measure.candidate import Candidate, Failure
 
+JOB: Any = None  # a judge hands it on
+
 
 class Timer:
     """Of six sets that all were called; what calls return is a test's."""
@@ -16,7 +19,7 @@ class Timer:
     name = "wall"
 
     def __init__(self) -> None:
-        self.returned = [None] * 6
+        self.returned: list[Any] = [None] * 6
 
     def begin_turn(self) -> bool:
         return True
@@ -43,9 +46,11 @@ def turn(monkeypatch):
         monkeypatch.setattr(leftovers, "difference", difference)
         draws = [object() for _ in range(6)]
         candidate = Candidate("a", [], timer=Timer(), digests={id(draw): 7 for draw in draws})
-        sets = SimpleNamespace(digests=lambda given: dict(zip(given, found, strict=True)), draw_of=lambda i: draws[i])
+        sets: Any = SimpleNamespace(
+            digests=lambda given: dict(zip(given, found, strict=True)), draw_of=lambda i: draws[i]
+        )
         now[0] = 0.4
-        leftovers.judge(None, candidate, sets, 0.0)
+        leftovers.judge(JOB, candidate, sets, 0.0)
         return compared
 
     return judged
@@ -72,7 +77,7 @@ def test_returned_outputs_are_poisoned_too() -> None:
     timer, poisoned = Timer(), []
     own = torch.zeros(2, 2)
     timer.returned = [{"y": given[0]["y"], "z": torch.zeros(2)}, {"y": own.flatten()}, None, None, None, None]
-    sets = SimpleNamespace(outputs=given, poison=lambda: poisoned.append(True), extents=lambda: [])
+    sets: Any = SimpleNamespace(outputs=given, poison=lambda: poisoned.append(True), extents=lambda: [])
     leftovers.lay(Candidate("a", [], timer=timer), sets)
     assert poisoned == [True] and own.isnan().all()
     assert not given[0]["y"].isnan().any() and not timer.returned[0]["z"].isnan().any()
@@ -84,6 +89,6 @@ def test_a_tensor_that_computes_when_it_is_read_is_not_read() -> None:
 
     timer, given = Timer(), [{"y": torch.zeros(4)} for _ in range(6)]
     timer.returned = [{"y": torch.zeros(4).as_subclass(Lazy)}, *[None] * 5]
-    sets = SimpleNamespace(outputs=given, poison=lambda: None, extents=lambda: [])
+    sets: Any = SimpleNamespace(outputs=given, poison=lambda: None, extents=lambda: [])
     with pytest.raises(Failure, match="after a timed turn: y: Lazy, not a plain tensor"):
-        leftovers.judge(None, Candidate("a", [], timer=timer), sets, 0.0)
+        leftovers.judge(JOB, Candidate("a", [], timer=timer), sets, 0.0)

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import special, stats
 
+from moe_routing_bench import intervals
 from moe_routing_bench import statistics as summaries
 from moe_routing_bench.benches import checks
 from moe_routing_bench.measure import memory, originals, sampling, timers, verify
@@ -33,6 +34,8 @@ PLACES = [
     (sampling, "median"),
     (summaries, "summarize"),
     (stats.t, "ppf"),
+    (special, "stdtrit"),
+    (intervals, "paired_ratio"),
     (random.Random, "sample"),
     (builtins, "sorted"),
     (checks, "both"),

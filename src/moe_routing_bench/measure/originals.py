@@ -21,16 +21,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
+from scipy import special, stats
 
 from moe_routing_bench.measure.candidate import Failure, Ruined
 
-_HARNESS = ("moe_routing_bench.measure", "moe_routing_bench.statistics", "moe_routing_bench.benches.checks")
+_HARNESS = (
+    "moe_routing_bench.measure",
+    "moe_routing_bench.statistics",
+    "moe_routing_bench.intervals",
+    "moe_routing_bench.benches.checks",
+)
 # Where the harness finds what it calls of others. What is new in a class or in an object shadows what its base has.
 _PLACES: tuple[Any, ...] = (
     builtins, math, os, random, secrets, statistics, sys, threading, time, np, torch, torch.cuda, torch.Tensor,
     torch.cuda.Event, torch.cuda.CUDAGraph, torch.cuda.Stream, torch.Generator, random.Random, secrets.SystemRandom,
-    stats.t, type(stats.t), stats.rv_continuous,
+    special, stats.t, type(stats.t), stats.rv_continuous,
 )  # fmt: skip
 _WHOLE = ("numpy.lib._function_base_impl", "numpy._core.fromnumeric", "numpy._core._methods")  # behind numpy's names
 # What comparing tensors comes to in the dispatcher, where an extension may register a kernel of its own.
