@@ -602,9 +602,9 @@ def lazy_in_a_burst(work, x, packed):
 
 def wrapped_sampler(work, x, packed):
     """Halves the times of all samples."""
-    from moe_routing_bench.measure import timers
+    from moe_routing_bench.measure import host_timer, timers
 
-    for kind in (timers.HostTimer, timers.EventTimer):
+    for kind in (host_timer.HostTimer, timers.EventTimer):
         genuine = kind.sample
         kind.sample = lambda timer, genuine=genuine: genuine(timer) / 2
     return work
@@ -612,14 +612,14 @@ def wrapped_sampler(work, x, packed):
 
 def shadowed_sampler(work, x, packed):
     """Finds the timer of its own calls, and gives it another method."""
-    from moe_routing_bench.measure import timers
+    from moe_routing_bench.measure import host_timer, timers
 
     def call():
         work()
         for frame in sys._current_frames().values():
             while frame:
                 timer = frame.f_locals.get("self")
-                if isinstance(timer, (timers.HostTimer, timers.EventTimer)):
+                if isinstance(timer, (host_timer.HostTimer, timers.EventTimer)):
                     timer.sample = lambda: 0.1
                 frame = frame.f_back
 

@@ -11,7 +11,7 @@ from moe_routing_bench.benches.checks import Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import inputs, memory
+from moe_routing_bench.measure import memory, token_rows
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.workload.draw import again
 
@@ -229,16 +229,16 @@ def test_near_is_the_first_draw_but_for_a_few_tokens(monkeypatch) -> None:
     assert drawn.inputs["ids"].tolist() == [0, 1, 2, 3, 4] and drawn.inputs["w"] is sets.inputs[0]["w"]
     assert float(sets.base[0].inputs["x"].max()) == 5
     rows = {"a": torch.zeros(16, 3, dtype=torch.int32), "b": torch.zeros(16, dtype=torch.int64), "c": torch.zeros(3)}
-    found = inputs._of_tokens(rows, {name: one + 1 for name, one in rows.items()}, 16)
+    found = token_rows.mixed(rows, {name: one + 1 for name, one in rows.items()}, 16)
     assert found.keys() == {"a", "b"} and found["b"].tolist() == [0] * 14 + [1] * 2
     assert found["a"].tolist() == [[0] * 3] * 14 + [[1] * 3] * 2 and not rows["a"].any()
-    sideways = inputs._of_tokens({"a": torch.zeros(3, 16).T}, {"a": torch.ones(16, 3)}, 16)["a"]
+    sideways = token_rows.mixed({"a": torch.zeros(3, 16).T}, {"a": torch.ones(16, 3)}, 16)["a"]
     assert sideways.is_contiguous() and sideways.sum() == 6, "in the order in which they are loaded"
     rows |= {"d": torch.zeros(32, 3), "e": torch.zeros(32, 2), "f": torch.zeros(24)}
-    found = inputs._of_tokens(rows, {name: one + 1 for name, one in rows.items()}, 16)
+    found = token_rows.mixed(rows, {name: one + 1 for name, one in rows.items()}, 16)
     assert found.keys() == {"d", "e"}, "rows of experts, and their scales"
     assert found["d"].sum(1).tolist() == [0] * 28 + [3] * 4 and found["e"].sum(1).tolist() == [0] * 28 + [2] * 4
-    assert inputs._of_tokens(rows | {"g": torch.zeros(16)}, rows | {"g": torch.ones(16)}, 16).keys() == {"g"}
+    assert token_rows.mixed(rows | {"g": torch.zeros(16)}, rows | {"g": torch.ones(16)}, 16).keys() == {"g"}
 
 
 def test_what_nobody_can_foresee() -> None:

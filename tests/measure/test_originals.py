@@ -14,7 +14,7 @@ from scipy import special, stats
 from moe_routing_bench import intervals
 from moe_routing_bench import statistics as summaries
 from moe_routing_bench.benches import checks
-from moe_routing_bench.measure import memory, originals, sampling, timers, verify
+from moe_routing_bench.measure import host_timer, memory, originals, sampling, timers, verify
 from moe_routing_bench.measure.candidate import Failure
 
 PLACES = [
@@ -41,7 +41,7 @@ PLACES = [
     (checks, "both"),
     (memory, "digests"),
     (verify, "verify"),
-    (timers.HostTimer, "sample"),
+    (host_timer.HostTimer, "sample"),
     (timers.GraphTimer, "_run"),
     (timers, "min"),  # shadows the builtin one
 ]
@@ -83,7 +83,7 @@ def test_an_operator_has_the_kernels_of_before(known) -> None:
 
 
 def test_a_shadowed_method_is_uncovered() -> None:
-    timer = timers.HostTimer([lambda: None], 1)
+    timer = host_timer.HostTimer([lambda: None], 1)
     originals.unshadowed(timer)
     timer.sample = lambda: 0.1
     with pytest.raises(Failure, match=r"^HostTimer\.sample was replaced$"):

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 from moe_routing_bench.measure import outcome
 from moe_routing_bench.measure.candidate import Candidate
-from moe_routing_bench.measure.timers import HostTimer
+from moe_routing_bench.measure.host_timer import HostTimer
 
 
 def test_set_aside_blocks_do_not_shift_the_pairs() -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from moe_routing_bench.measure import timers
+from moe_routing_bench.measure import host_timer, timers
 
 
 class Generator:
@@ -320,8 +320,8 @@ def test_what_cannot_be_captured_is_timed_by_events(device: Device) -> None:
 
 def keep_time(monkeypatch: pytest.MonkeyPatch, clock) -> None:
     """Have a clock of a test in place of Python's, which host timers have at hand."""
-    known = timers.HostTimer._timed.__defaults__
-    monkeypatch.setattr(timers.HostTimer._timed, "__defaults__", (clock, *known[1:]))
+    known = host_timer.HostTimer._timed.__defaults__
+    monkeypatch.setattr(host_timer.HostTimer._timed, "__defaults__", (clock, *known[1:]))
 
 
 def test_a_host_timer_divides_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +348,7 @@ def test_a_sample_of_few_calls_reaches_some_sets(monkeypatch: pytest.MonkeyPatch
     """Those that come next, from where the last one ended; a check is no part of a turn."""
     now = [0.0]
     keep_time(monkeypatch, lambda: now[0])
-    timer = timers.HostTimer([lambda: now.__setitem__(0, now[0] + 40e-6)] * 5, 120)
+    timer = host_timer.HostTimer([lambda: now.__setitem__(0, now[0] + 40e-6)] * 5, 120)
     assert timer.begin_turn() and timer.reached() == []
     timer.rotate()
     assert timer.reached() == []
@@ -369,7 +369,7 @@ def test_a_sample_fills_the_interval(monkeypatch: pytest.MonkeyPatch, took: floa
     def call() -> None:
         now[0] += took
 
-    assert timers.HostTimer([call] * 3, interval).calls == calls
+    assert host_timer.HostTimer([call] * 3, interval).calls == calls
 
 
 def test_the_wall_median_is_of_single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,11 +413,11 @@ class Work:
 def test_work_of_other_threads_is_seen() -> None:
     """In a call and after it, where torch has one thread."""
     torch.set_num_threads(1)
-    here = timers.HostTimer([Work(1000, True).spin], 100)
+    here = host_timer.HostTimer([Work(1000, True).spin], 100)
     here.sample()
     assert here.elsewhere() < 0.05
-    there = timers.HostTimer([Work(1000, True)], 100)
+    there = host_timer.HostTimer([Work(1000, True)], 100)
     there.sample()
     assert there.elsewhere() > 0.5
-    later = timers.HostTimer([Work(8000, False)], 1)
+    later = host_timer.HostTimer([Work(8000, False)], 1)
     assert any(later.outstanding_us() > 250 for _ in range(20)), "on a busy machine it may get no core meanwhile"

@@ -13,8 +13,8 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
+from moe_routing_bench.measure.host_timer import HostTimer
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.measure.timers import HostTimer
 
 CELL = cell_of("routing", tokens=12, hidden=16, experts=4, top_k=2, dtype="fp32", skew=0.5)
 JOB = Job(CELL, ("torch",), Settings(check_seeds=2))

@@ -24,6 +24,7 @@ from moe_routing_bench.measure import (
     completion,
     faults,
     footprint,
+    host_timer,
     outcome,
     sampling,
     supervisor,
@@ -75,9 +76,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     for module in (timers, sampling):
         monkeypatch.setattr(module, "perf_counter", found)
-    timed = timers.HostTimer._timed  # which has its clocks at hand
+    timed = host_timer.HostTimer._timed  # which has its clocks at hand
     monkeypatch.setattr(timed, "__defaults__", (found, *timed.__defaults__[1:]))
-    monkeypatch.setattr(timers.HostTimer, "elsewhere", lambda timer: 0.0)  # processors go by another clock
+    monkeypatch.setattr(host_timer.HostTimer, "elsewhere", lambda timer: 0.0)  # processors go by another clock
     monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self: dict(CEILINGS))
     return found
 
@@ -844,7 +845,7 @@ def simulated(clock, monkeypatch):
     """Put a simulated GPU in the place of one; `reset` says how often its memory statistics began anew."""
 
     def put(*states: dict[str, float]) -> Simulated:
-        gpu, host = Simulated(list(states)), timers.HostTimer
+        gpu, host = Simulated(list(states)), host_timer.HostTimer
         gpu.warm = iter((50.0, 10.0, 40.0, 20.0, 30.0, 1.0))
         timed: list[Any] = []
         memory = {"held": 1000, "most": 9000, "reset": 0}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from moe_routing_bench.benches.checks import nbytes
 from moe_routing_bench.grid.cell import Cell, Job
-from moe_routing_bench.measure import calibration, memory
+from moe_routing_bench.measure import calibration, memory, token_rows
 from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.workload.draw import again
 
@@ -73,7 +73,7 @@ class Sets:
             read = [definition.cost(cell, draw.inputs, outputs, draw.expected).read_bytes for draw in self.base]
             self.cost = replace(self.cost, read_bytes=round(sum(read) / count))
         self.fresh = [draw(again(cell.seed, self.nonce))]
-        close = parts | _of_tokens(parts, self.fresh[0].inputs, cell.tokens) | shared
+        close = parts | token_rows.mixed(parts, self.fresh[0].inputs, cell.tokens) | shared
         self.near = [Drawn(close, definition.reference(cell, close))]
         self._redrawn = lambda: definition.shared(cell, cell.seed, device)
         self._shared = {name: (t, memory.checksum(t)) for name, t in shared.items()}
@@ -139,7 +139,7 @@ class Sets:
         """Load inputs that no call has seen, with the loads that are timed: two columns of what each token has change places, others in every
         set. `load` ends it."""
         self.load(self.base)
-        names = _rows_of_tokens({name: self.inputs[0][name] for name in self._inputs}, self._tokens)
+        names = token_rows.names({name: self.inputs[0][name] for name in self._inputs}, self._tokens)
         for tensor in (inputs[name] for inputs in self.inputs for name in names):
             bits = tensor.view(memory.INTEGERS[tensor.element_size()])
             wide = bits.flatten(1) if bits.ndim > 1 else bits[None]
@@ -252,39 +252,11 @@ class Sets:
         }
 
 
-def _of_tokens(base: dict[str, Tensor], fresh: dict[str, Tensor], tokens: int) -> dict[str, Tensor]:
-    """Inputs that hold a row per token, or per assignment, with an eighth of the rows of `fresh`: numbers, or where there are none, what
-    there is."""
-    names = _rows_of_tokens(base, tokens)
-    count = len(base[names[0]]) if names else tokens
-    clones = {name: base[name].clone(memory_format=torch.contiguous_format) for name in names}
-    chosen = memory.some(max(1, count // 8), count)
-    for name, clone in clones.items():
-        rows = torch.tensor(chosen, device=clone.device)
-        memory.as_bytes(clone).view(count, -1)[rows] = memory.as_bytes(fresh[name]).view(count, -1)[rows]
-    return clones
-
-
 def _least_sets(cost: Any, device: str) -> int:
     """How many sets take an isolated implementation a millisecond, or longer: much longer than the hand-over to its process."""
     bytes_per_us, flops_per_us, call_us = (1e4, 1e5, 20.0) if device == "cpu" else (4e6, 1e9, 2.0)
     least_us = max(call_us, (cost.read_bytes + cost.write_bytes) / bytes_per_us, cost.flops / flops_per_us)
     return ceil(LEAST_ROTATION_US / least_us)
-
-
-def _rows_of_tokens(inputs: dict[str, Tensor], tokens: int) -> list[str]:
-    """Names of inputs that hold a row per token, or per assignment: those of numbers, or where there are none, what there is."""
-    numbers = {
-        name: len(tensor)
-        for name, tensor in inputs.items()
-        if tensor.ndim and tensor.is_floating_point() and len(tensor) >= tokens
-    }
-    count = tokens if tokens in numbers.values() else max(numbers.values(), default=tokens)
-    return [
-        name
-        for name, tensor in inputs.items()
-        if tensor.ndim and len(tensor) == count and (not numbers or name in numbers)
-    ]
 
 
 def _rotation(own: int, shared: bool, read: int, least: int, most: int) -> int:

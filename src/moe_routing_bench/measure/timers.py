@@ -7,105 +7,23 @@ returned, of the sets that it runs.
 
 import contextlib
 import math
-import secrets
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-
-# By their own names: an implementation may replace the attributes of `time`.
-from time import perf_counter, process_time, sleep, thread_time
+from time import perf_counter  # by its own name: an implementation may replace the attributes of `time`
 
 import torch
 
-Call = Callable[[], object]
-Clock = Callable[[], float]
-# More that a rotation takes after a pause than among others, on a CPU: what it runs has left the cache.
-_LONE_US = 100.0
-_MOST_PAUSE_US = 200.0
-_LISTEN_SECONDS = 0.005
+from moe_routing_bench.measure.host_timer import OUTSTANDING_US, Call, HostTimer, pause
+
 _CYCLES_PER_US = 2000  # of a GPU's clock, at least
 _LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
 _MOST_EXCESS = 4  # times as long a spin may take as the queueing that it hides: a device that spins rests
 _ATTEMPTS = 3  # at a sample whose launch is hidden
-_OUTSTANDING_US = 250.0  # more after the last event is work: to ask alone took up to 71 us (H200)
 LEAST_SETS = 3
 # Of calls launched one by one: what takes longer goes through more memory than a cache holds.
 MOST_ROTATION_US = 50_000.0
 MOST_NODES = 2048  # calls in a graph
 _START_US = 5.0  # of a graph, at most
-
-
-class HostTimer:
-    """Wall time of calls on a CPU; `interval_us` is the least time between two readings of the clock."""
-
-    name = "wall"
-
-    def __init__(self, calls: Sequence[Call], interval_us: float) -> None:
-        """Estimate one call's time from one rotation and choose how many calls a sample takes."""
-        self.calls_list = calls
-        self.returned: list[object] = [None] * len(calls)
-        self.alone: list[float] = []
-        self._elsewhere: list[float] = []
-        self._next = self._turn = 0
-        once = max(self._timed(0, len(calls)), 0.1)
-        self.calls = max(1, math.ceil(interval_us / once))
-
-    def begin_turn(self) -> bool:
-        """Count sets that are `reached` from here; whether outputs are to be looked at after the turn."""
-        self._turn = self._next
-        return True
-
-    def reached(self) -> list[int]:
-        """The sets that samples have called since the turn began."""
-        sets = len(self.calls_list)
-        return sorted({i % sets for i in range(self._turn, min(self._next, self._turn + sets))})
-
-    def _timed(
-        self, first: int, count: int, clock: Clock = perf_counter, spent: Clock = process_time, own: Clock = thread_time
-    ) -> float:
-        """Mean time of so many consecutive calls. Clocks are at hand before any call: one may replace what names stand for."""
-        calls, returned, sets = self.calls_list, self.returned, len(self.calls_list)
-        begin, here = spent(), own()
-        start = clock()
-        for i in range(first, first + count):
-            returned[i % sets] = calls[i % sets]()
-        taken = clock() - start
-        here, everywhere = own() - here, spent() - begin
-        self._elsewhere.append(1 - here / everywhere if everywhere > 0 else 0.0)
-        return taken * 1e6 / max(count, 1)
-
-    def sample(self) -> float:
-        """Mean time of `calls` consecutive calls, after a pause that cannot be foreseen."""
-        pause()
-        taken = self._timed(self._next, self.calls)
-        self._next += self.calls
-        return taken
-
-    def rotate(self) -> None:
-        """Every call once, after a pause; what the later ones take is noted in `alone`: the first finds all caches cold."""
-        pause()
-        first = min(1, len(self.calls_list) - 1)
-        self._timed(0, first)
-        self.alone.append(self._timed(first, len(self.calls_list) - first))
-
-    check = rotate  # a sample need not reach every set
-
-    def alone_us(self) -> float:
-        """The least time of a call in a rotation by itself, less what a pause costs."""
-        return min(self.alone) - _LONE_US
-
-    def elsewhere(self) -> float:
-        """Share of the computing in calls that other threads did, in most samples so far; 0 where torch has several threads."""
-        return sorted(self._elsewhere)[len(self._elsewhere) // 4] if torch.get_num_threads() == 1 else 0.0
-
-    def outstanding_us(self) -> float:
-        """How long other threads compute after a sample, microseconds: the least of three; 0 for a moment or where torch has several threads."""
-        times = []
-        for _ in range(3 if torch.get_num_threads() == 1 else 0):
-            self.sample()
-            before = process_time()
-            sleep(_LISTEN_SECONDS)
-            times.append((process_time() - before) * 1e6)
-        return min(times, default=0.0) if min(times, default=0.0) > _OUTSTANDING_US else 0.0
 
 
 class EventTimer:
@@ -218,7 +136,7 @@ class EventTimer:
                 torch.cuda.synchronize()
                 seconds.append(perf_counter() - begin)
             times.append((seconds[0] - seconds[1]) * 1e6)
-        return min(times) if min(times) > _OUTSTANDING_US else 0.0
+        return min(times) if min(times) > OUTSTANDING_US else 0.0
 
 
 class GraphTimer(EventTimer):
@@ -271,11 +189,6 @@ class GraphTimer(EventTimer):
     def outstanding_us(self) -> float:
         """Nothing: a capture refuses work that its stream does not wait for."""
         return 0.0
-
-
-def pause() -> None:
-    """Let a time pass that cannot be foreseen: a pause then does not tell that a check comes."""
-    sleep(secrets.randbelow(int(_MOST_PAUSE_US)) / 1e6)
 
 
 @contextlib.contextmanager
