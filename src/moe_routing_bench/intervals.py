@@ -10,6 +10,7 @@ Blocks are not independent, in two ways, and each has its interval:
 `docs/coverage.py` simulates both; docs/method.md has the result. No block is deleted.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,7 +49,8 @@ class _Estimate(NamedTuple):
     @property
     def ends(self) -> tuple[float, float]:
         """The 95 % interval, which reaches to the median."""
-        return min(self.centre - self.half, self.median), max(self.centre + self.half, self.median)
+        half = self.half
+        return min(self.centre - half, self.median), max(self.centre + half, self.median)
 
     @property
     def p(self) -> float:
@@ -149,16 +151,17 @@ def _of_blocks(values: np.ndarray) -> _Estimate:
     trimmed = int(_TRIMMED * n)
     ordered, kept = np.sort(values), n - 2 * trimmed
     middle = ordered[trimmed : n - trimmed]
-    deviations = np.clip(values, middle[0], middle[-1])
-    deviations = deviations - deviations.mean()
+    deviations = np.minimum(np.maximum(values, middle[0]), middle[-1])
+    deviations = deviations - np.add.reduce(deviations) / n
     squares = float(deviations @ deviations)
-    median, centre = float(np.median(values)), float(middle.mean())
+    # np.median and the method mean give the same numbers, and take ten times as long for so few
+    median, centre = float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2, float(np.add.reduce(middle)) / kept
     if squares == 0 or middle[0] == middle[-1]:
         return _Estimate(median, centre, 0.0, _LEAST_FREEDOM)  # any freedom: there is no error
     r = float(deviations[:-1] @ deviations[1:]) / squares
     r = min(max((r + 1 / n) / max(1 - 3 / n, 0.5), 0.0), _MOST_CORRELATION)
     worth = (1 - r) / (1 + r)
-    error = float(np.sqrt(squares / (kept * (kept - 1)) / worth))
+    error = math.sqrt(squares / (kept * (kept - 1)) / worth)
     return _Estimate(median, centre, error, max(kept * worth**_LOSS - 1, _LEAST_FREEDOM))
 
 

@@ -7,6 +7,7 @@ what both cells need, time t at the neighbour allows t to r t here. A time is im
 `LEAST_NEIGHBOURS` allow, each widened by `FACTOR` both ways. One outlier among the neighbours is outvoted.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from moe_routing_bench.comparison import neighbours
 from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.quantities import us
@@ -38,6 +40,9 @@ AGAIN = dict.fromkeys((*_ROW, "status", "gpu_uuid"), pa.string()) | dict.fromkey
 )
 _OPTIONAL = [axis.name for axis in AXES.values() if axis.optional and axis.part == "workload"]
 _FIXED = ["bench", "implementation", "gpu_uuid", *(axis.name for axis in AXES.values() if axis.part == "way")]
+_READ = list(
+    dict.fromkeys((*_FIXED, "status", "median_us", "q1_us", "q3_us", *itertools.chain(NEEDS, *PARTS.values())))
+)
 
 
 def found(rows: pd.DataFrame) -> pd.Series:
@@ -82,9 +87,11 @@ def _implausible(group: pd.DataFrame, parts: np.ndarray) -> dict[Any, str]:
     times = group["median_us"].to_numpy(float)
     needs = group[[name for name in NEEDS if name in group]].to_numpy(float)
     words = {}
-    for index, time, need, part in zip(group.index, times, needs, parts, strict=True):
-        near = (parts != part).sum(axis=1) == 1
-        if near.sum() >= LEAST_NEIGHBOURS and (said := _against(time, *_allowed(need, needs[near], times[near]))):
+    near = neighbours.near(parts, needs, NEAREST)
+    for index, time, need, others in zip(group.index, times, needs, near, strict=True):
+        if len(others) < LEAST_NEIGHBOURS:
+            continue
+        if said := _against(time, *_allowed(need, needs[others], times[others])):
             words[index] = said
     return words
 
@@ -133,7 +140,7 @@ def with_anomalies(table: pa.Table, again: pa.Table | None) -> pa.Table:
     """
     kept = [] if again is None else again.to_pylist()
     second = {(row["cell_hash"], row["implementation"], row["first_us"]): row for row in kept}
-    words = found(table.to_pandas())
+    words = found(table.select([name for name in _READ if name in table.column_names]).to_pandas())
     rows = table.select([*_ROW, "median_us", "gpu_uuid", *_TOLD]).to_pylist()
     for row, said in zip(rows, words, strict=True):
         if said is not None:

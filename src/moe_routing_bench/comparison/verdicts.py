@@ -25,6 +25,11 @@ CLASSES = (
     (10.0, "10 to 100 µs"),
     (100.0, "100 µs and above"),
 )  # of the median time, from which on
+_PAIRS = ("speedup", "best_speedup", "twin_speedup")
+_READ = (
+    *("bench", "implementation", "baseline", "status", "median_us"),
+    *(f"{ratio}{part}" for ratio in _PAIRS for part in ("", "_ci_low", "_ci_high", "_p")),
+)
 
 
 def size_class(median_us: pd.Series) -> pd.Series:
@@ -119,7 +124,7 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
 
 def with_verdicts(table: pa.Table) -> pa.Table:
     """`judged` of an Arrow table; its other columns stay as they are."""
-    found = judged(table.to_pandas())
+    found = judged(table.select(list(_READ)).to_pandas())
     return replaced(table, {name: found[name] for name in ("noise_floor", "verdict", "best_verdict")})
 
 
