@@ -15,7 +15,7 @@ from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.grid.cell import Job, spec_hash
 from moe_routing_bench.store.parquet import outvoted, sealed_metadata
-from moe_routing_bench.store.records import AXIS_COLUMNS, described, read, spec_of
+from moe_routing_bench.store.records import AXIS_COLUMNS, completed, described, read, spec_of, verified
 from moe_routing_bench.store.rows import SCHEMA_VERSION, SPEC, STATUSES, SUMMARISED, SUMMARY
 from moe_routing_kernels.errors import UserError, bad
 
@@ -50,10 +50,11 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
     if missing := [path for path in files if not path.exists()]:
         problem = f"{len(missing)} of {len(files)} missing, such as {missing[0]}"
         raise bad("cell files", problem, "one of every cell", "run `snakemake`, which measures what is missing")
-    tables, problems, codes, others = [], [], {}, {}
+    tables: list[pa.Table] = []
+    problems, codes, others = [], {}, {}
     for part in _read_in_parts(list(files)):
-        joined, rows = _joined([table for table in part.values() if isinstance(table, pa.Table)])
-        tables += joined
+        tables += (joined := _joined([table for table in part.values() if isinstance(table, pa.Table)]))
+        rows = itertools.chain.from_iterable(table.select(_CHECKED).to_pylist() for table in joined)
         for path, table in part.items():
             if isinstance(table, UserError):
                 problems.append(str(table))
@@ -90,7 +91,7 @@ def _read_in_parts(paths: Sequence[Path]) -> Iterator[dict[Path, pa.Table | User
 
     def rows(path: Path) -> pa.Table | UserError:
         try:
-            return read(path)
+            return verified(path)
         except UserError as error:
             return error
 
@@ -100,12 +101,14 @@ def _read_in_parts(paths: Sequence[Path]) -> Iterator[dict[Path, pa.Table | User
             yield dict(zip(part, threads.map(rows, part), strict=True))
 
 
-def _joined(tables: Sequence[pa.Table]) -> tuple[list[pa.Table], Iterator[dict[str, Any]]]:
-    """The tables as one, if there are any, and the columns of its rows that are checked."""
-    if not tables:
-        return [], iter(())
-    table = pa.concat_tables(table.replace_schema_metadata(None) for table in tables).combine_chunks()
-    return [table], iter(table.select(_CHECKED).to_pylist())
+def _joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
+    """The rows of all tables in their order, with all columns, in one table for each run of tables with equal columns."""
+    runs: list[list[pa.Table]] = []
+    for table in tables:
+        if not (runs and table.schema.equals(runs[-1][0].schema)):
+            runs.append([])
+        runs[-1].append(table)
+    return [completed(pa.concat_tables(run).combine_chunks().replace_schema_metadata(None)) for run in runs]
 
 
 def _misfit(spec: str | None, rows: Sequence[Mapping[str, Any]], job: Job, device: str) -> str:
