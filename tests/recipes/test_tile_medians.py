@@ -123,7 +123,7 @@ def test_what_overlaps_is_beside_what_does_not(ratios: pd.DataFrame) -> None:
     least = {"1x8/0": 0, "1x24/0": 7, "1x48/0": 26}
     most = {"1x8/0": 7, "1x24/0": 26, "1x48/0": 40}
     pairs = [(ratios[f"{name}o"] / ratios[name])[(rows > least[name]) & (rows <= most[name])] for name in least]
-    assert " to ".join(spread(pd.concat(pairs))) in said("products of low tiles overlap")
+    assert " to ".join(spread(pd.concat(pairs))) in said("GEMMs with low tiles")
 
 
 def test_the_tiles_that_were_kept_are_beside_those_before(kept: pd.Series) -> None:
