@@ -101,7 +101,7 @@ def layers(phase: str) -> str:
             line["of reading"] = percent(share_of_mixed(found.loc[mine]))
         else:
             line |= {
-                "over dense products": digits(found.at[mine, "over_dense"]),
+                "over dense GEMMs": digits(found.at[mine, "over_dense"]),
                 "mJ per token": energy(found.at[mine, "energy_mj_per_token"]),
             }
         lines.append(line)
@@ -126,7 +126,7 @@ def headline() -> str:
     tables = explained(f"{table(by_tokens(rows))}\n{table(by_layer(rows))}")
     if NO_ROW in tables:
         tables += f"\n*{NO_ROW}*: not measured in this layer yet, so the speed-up is over the other rivals.\n"
-    decode, prefill = ("".join(together(phase)).rstrip() for phase in both)
+    decode, prefill = ("".join(together(phase, named=False)).rstrip() for phase in both)
     without = [_without(failed(phase)) for phase in ("decode", "prefill")]
     return f"{tables}\n**Prefill.** {prefill}{without[1]}\n\n**Decoding.** {decode}{without[0]} {decoding(FIRST)}"
 
@@ -194,8 +194,8 @@ def even(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~(rows["skew"] > 0)]
 
 
-def together(rows: pd.DataFrame) -> list[str]:
-    """What the cells of one phase say together; nothing of a single cell.
+def together(rows: pd.DataFrame, named: bool = True) -> list[str]:
+    """What the cells of one phase say together, with the names of all rivals if `named`; nothing of a single cell.
 
     The lead over the fastest rival is that over cells with another rival than torch, and then with those in which torch runs alone. Cells of
     decoding whose only other rivals are made for training are in no lead.
@@ -205,7 +205,7 @@ def together(rows: pd.DataFrame) -> list[str]:
         return []
     decoding_only = set(rows["phase"]) == {"decode"}
     others = [origins.besides_torch(BENCH, cell["implementation"]) for cell in cells]
-    said = [_rivals(others)]
+    said = [_rivals(others)] * named
     wide = [
         cell for cell, names in zip(cells, others, strict=True) if (names - set(TRAINERS) if decoding_only else names)
     ]
@@ -289,7 +289,7 @@ def others(run: str, ways: Sequence[str]) -> str:
     for _, cell in rows.groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
         medians = found["median_us"]
-        line = {"model": first["model"], "phase": first["phase"], "T": str(first["tokens"])}
+        line = {"model": first["model"], "T": str(first["tokens"])}
         line |= {f"`{way}`": time(found, way) for way in ways}
         best = medians.drop("ops")
         lines.append(
@@ -299,24 +299,22 @@ def others(run: str, ways: Sequence[str]) -> str:
 
 
 def all_layers() -> str:
-    """Every implementation of the layers that most were measured of, in the order of their times."""
+    """Every implementation of the layers that most were measured of, in the order of their times at most tokens."""
     rows = stored_tables.stored(LAYERS + "measurements.parquet").query("bench == 'layer'")
-    several = [cell for _, cell in rows.groupby("cell") if len(cell) > MANY]
+    several = [cell.set_index("implementation") for _, cell in rows.groupby("cell") if len(cell) > MANY]
+    assert len({cell["model"].iloc[0] for cell in several}) == 1, "each line would need its model"
+    cells = sorted(several, key=lambda cell: cell["tokens"].iloc[0], reverse=True)
     lines = []
-    for cell in sorted(several, key=lambda cell: cell["tokens"].iloc[0]):
-        best, found = cell["median_us"].min(), cell.set_index("implementation")
-        for _, row in cell.sort_values("median_us").iterrows():
-            line = {"layer": row["model"], "T": str(row["tokens"]), "implementation": f"`{row['implementation']}`"}
+    for name in dict.fromkeys(name for cell in cells for name in cell.sort_values("median_us").index):
+        line = {"implementation": f"`{name}`"}
+        for cell in reversed(cells):
+            row, tokens = cell.reindex([name]).iloc[0], cell["tokens"].iloc[0]
             line |= {
-                "version": "–" if pd.isna(row["implementation_version"]) else row["implementation_version"],
-                "µs": time(found, row["implementation"]),
-                "over the fastest": digits(row["median_us"] / best),
+                f"T={tokens}, µs": time(cell, name),
+                f"T={tokens}, over dense GEMMs": digits(row["over_dense"]),
+                f"T={tokens}, mJ per token": energy(row["energy_mj_per_token"]),
             }
-            line |= {
-                "over dense products": digits(row["over_dense"]),
-                "mJ per token": energy(row["energy_mj_per_token"]),
-            }
-            lines.append(line)
+        lines.append(line)
     return explained(table(lines))
 
 

@@ -60,19 +60,28 @@ def kernels() -> str:
 
 
 def cells() -> str:
-    """A line per cell of published rows with `SHOWN` tokens: the time of each package's latest version, of the same kernel here, and of `ops.layer`."""
-    lines = []
+    """A line per model and format of published rows: for `SHOWN` tokens the time of each package's latest version, of the same kernel here, and of `ops.layer`."""
+    lines: dict[tuple[str, str], dict[str, list[str]]] = {}
     for _, rows, matched in sources():
         here = matched.set_index([*published_rows.CELL, "package", "version"]).sort_index() if len(matched) else matched
         whole = published_rows.whole(rows)
         for key, cell in whole[whole["tokens"].isin(SHOWN)].groupby(published_rows.CELL, sort=True):
-            first = cell.iloc[0]
-            line = {"model": first["model"], "weights": f"`{first['weights']}`", "T": str(first["tokens"])}
+            first, found = cell.iloc[0], {}
             for package, name in NAMES.items():
-                line |= _package(cell[cell["package"] == package], name, here, key)
+                found |= _package(cell[cell["package"] == package], name, here, key)
             ours = here.loc[key, "ours_us"].iloc[0] if len(here) and key in here.index else float("nan")
-            lines.append(line | {"`ops.layer`, warm": digits(ours)})
-    return table(sorted(lines, key=lambda line: (line["model"], line["weights"], int(line["T"]))))
+            found["`ops.layer`, warm"] = digits(ours)
+            line = lines.setdefault((first["model"], f"`{first['weights']}`"), {})
+            for name, time in found.items():
+                line.setdefault(name, ["–"] * len(SHOWN))[SHOWN.index(first["tokens"])] = time
+    shown = {name for line in lines.values() for name, times in line.items() if set(times) != {"–"}}
+    return table(
+        [
+            {"model": model, "weights": weights}
+            | {name: ", ".join(times) if set(times) != {"–"} else "–" for name, times in line.items() if name in shown}
+            for (model, weights), line in sorted(lines.items())
+        ]
+    )
 
 
 def _package(rows: pd.DataFrame, name: str, here: pd.DataFrame, key: tuple) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """The tables of docs/seeds.md: what the stored runs of the seed documents are of, and what they say as ratios of times. Each ratio is of one card."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 import pandas as pd
@@ -79,19 +78,14 @@ def seed_ratios() -> str:
     return table(lines)
 
 
-_SOFTWARE = re.compile(r", driver [^,]*, torch [^,]*, triton [^,]*, nvidia-cutlass-dsl [^,]*")
-
-
 def seed_runs() -> str:
-    """A line per stored run: the card, commit, day and cells of its rows. Manifests have the software."""
+    """A line per stored run: the card, commit, day and cells of its rows."""
     folders = sorted(RESULTS.parent.glob("nvidia-h200.seed-*"))
     return table(
         [
             {
                 "seed": folder.name.partition("seed-")[2],
-                "rows of": _SOFTWARE.sub("", stored_cells(f"../{folder.name}/measurements.parquet"))
-                .strip()
-                .removesuffix("."),
+                "rows of": stored_cells(f"../{folder.name}/measurements.parquet").strip().removesuffix("."),
             }
             for folder in folders
         ]

@@ -29,6 +29,7 @@ from moe_routing_kernels.choices import table as table_of_choices
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"
+MEASURED = "measurements.parquet"  # the routing grid
 LAYERS, DECODE = "../nvidia-h200.layers/", "../nvidia-h200.decode/"  # from there
 TRAINING, MODEL = "../nvidia-h200.training/", "../nvidia-h200.model/"
 QUANTISED, QUANTISED_DECODE, QUANTISED_FLOATS = (
@@ -56,10 +57,10 @@ def digits(value: float) -> str:
 
 SUSPECT, WIDE, WARM, UNTUNED = "†", "°", "‡", "¶"
 _MARKS = {
-    SUSPECT: "suspect: the row says why (`suspect_reason`)",
-    WIDE: "reached a limit before its interval was as narrow as asked",
-    WARM: "the L2 cache may be warm: calls read less than four times its size before inputs repeat",
-    UNTUNED: "default tiles: the package has no tuned table for this layer",
+    SUSPECT: "suspect (`suspect_reason`)",
+    WIDE: "interval wider than asked for",
+    WARM: "the L2 cache may be warm (`cold`)",
+    UNTUNED: "default tiles, as the package has no tuned table for this layer",
 }
 
 
@@ -244,17 +245,29 @@ def profiled() -> str:
     )
 
 
-def stored_cells(name: str = "measurements.parquet") -> str:
-    """Where the measured rows come from, in a part of a sentence for each commit with the number of its cards, those of most cells first."""
-    lines = []
+def software(rows: pd.DataFrame) -> str:
+    """Driver and packages that measured rows."""
+    one = rows[rows["cutlass_dsl_version"].notna()].iloc[0]
+    return (
+        f"driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
+        f"nvidia-cutlass-dsl {one['cutlass_dsl_version']}"
+    )
+
+
+def stored_cells(name: str = MEASURED) -> str:
+    """Where the measured rows come from, in a part of a sentence for each commit with the number of its cards, those of most cells first.
+
+    Their software is named where it is not that of the routing grid.
+    """
+    lines, usual = [], software(stored(MEASURED))
     for _, rows in stored(name).groupby("git_sha"):
         cards = rows["gpu_uuid"].nunique()
-        one = rows[rows["cutlass_dsl_version"].notna()].iloc[0]
+        used = software(rows)
         days = sorted({start[:10] for start in rows["started_at"]})
         cells = rows.groupby(["bench", "cell"]).ngroups
         text = (
-            f"{'One' if cards == 1 else cards} {one['gpu_name']}, commit {words.commits(rows)}, driver {one['driver']}, torch {one['torch_version']}, triton {one['triton_version']}, "
-            f"nvidia-cutlass-dsl {one['cutlass_dsl_version']}, {' and '.join(days)}, {count(cells, 'cell')}"
+            f"{'One' if cards == 1 else cards} {rows['gpu_name'].iloc[0]}, commit {words.commits(rows)}, "
+            f"{f'{used}, ' * (used != usual or name == MEASURED)}{' and '.join(days)}, {count(cells, 'cell')}"
         )
         benches = rows["bench"].unique()
         lines.append((cells, text if len(benches) > 1 else f"{text} of `{benches[0]}`"))
@@ -410,9 +423,11 @@ def quantised(run: str, ways: Sequence[str] = FORMAT_WAYS) -> str:
     ours = [way for way in ways if way in (format_bars.QUANTISED, format_bars.FP8)]
     share = f"`{ours[0]}`, of reading" if len(ours) == 1 else "ours, of reading"
     several, lines = rows["packed"].nunique() > 1, []
+    models = rows["model"].nunique() > 1
     for _, cell in rows[rows["weights"] != rows["dtype"]].groupby("cell", sort=False):
         found, first = cell.set_index("implementation"), cell.iloc[0]
-        line = {"model": first["model"], "T": str(first["tokens"]), "weights": f"`{first['weights']}`"}
+        line = {"model": first["model"]} if models else {}
+        line |= {"T": str(first["tokens"]), "weights": f"`{first['weights']}`"}
         if several:
             line["rows"] = first["packed"] if first["layout"] == "compact" else f"{first['packed']}, in blocks"
         for way in ways:
@@ -436,16 +451,11 @@ def choices() -> str:
         [
             {
                 "cell": line.entry.label + (" (suspect)" if line.suspect else ""),
-                "best candidate": f"`{line.best_own}`",
-                "best measured": f"`{line.best}`",
+                "best (of ours)": f"`{line.best}`" + f" (`{line.best_own}`)" * (line.best != line.best_own),
             }
             | {
-                title: text
+                kind: f"`{one.name}`: {one.own:.1%} ({one.all:.1%})"
                 for kind, one in zip(regret.KINDS, line.choices, strict=True)
-                for title, text in (
-                    (f"{kind}: chosen", f"`{one.name}`"),
-                    (f"{kind}: regret", f"{one.own:.1%} ({one.all:.1%})"),
-                )
             }
             for line in lines
             if any(max(choice.own, choice.all) >= 0.0005 for choice in line.choices)

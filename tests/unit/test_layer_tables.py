@@ -175,7 +175,7 @@ def test_rivals_of_decoding_are_those_of_prefill() -> None:
 
 @pytest.mark.parametrize(
     ("doubts", "mark", "meaning"),
-    [({"suspect": True}, "100†", "† suspect"), ({"converged": False}, "100°", "° reached"), ({}, "100 ", None)],
+    [({"suspect": True}, "100†", "† suspect"), ({"converged": False}, "100°", "° interval wider"), ({}, "100 ", None)],
     ids=["suspect", "unconverged", "sound"],
 )
 def test_times_in_doubt_are_marked_and_the_marks_explained(
