@@ -92,7 +92,8 @@ def test_quantised_weights_have_candidates_of_their_own(monkeypatch) -> None:
     pytest.importorskip("triton")
     pytest.importorskip("cutlass")
     assert (BENCH.chosen(QUANTISED, HOPPER), BENCH.chosen(FP8, HOPPER)) == ("cute_quantised", "cute_fp8")
-    assert BENCH.chosen(QUANTISED.but(weights="mxfp4"), HOPPER) == "dequant"
+    assert BENCH.chosen(QUANTISED.but(weights="mxfp4"), HOPPER) == "cute_quantised"
+    assert BENCH.chosen(QUANTISED.but(weights="nvfp4"), HOPPER) == "dequant"
     monkeypatch.setattr(chooser, "installed", lambda package: False)
     assert BENCH.chosen(QUANTISED, HOPPER) == "dequant"
 

@@ -109,7 +109,7 @@ def test_a_tile_has_the_narrowest_form_that_holds_it(monkeypatch):
     ("changed", "said"),
     [
         ({"weights": "bf16"}, "takes quantised weights, not bf16"),
-        ({"weights": "mxfp4"}, "takes integers and 8-bit floats with bf16 and fp16, not mxfp4 with bf16"),
+        ({"weights": "nvfp4"}, "not nvfp4 with bf16"),
         ({"dtype": "fp32"}, "not int4_g128 with fp32"),
         ({"packed": "fp8_row"}, "rows need the format of the activations, bf16, not fp8_row"),
         ({"inner": 764}, "multiples of 8"),

@@ -20,7 +20,7 @@ from moe_routing_kernels.formats.quantisation import dequantise, quantise
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.gemm.sm90 import dequantise as dequantise_codes
 from moe_routing_kernels.gemm.sm90 import quantised_mainloop
-from moe_routing_kernels.gemm.sm90.quantised_layout import m_blocks_of, repack
+from moe_routing_kernels.gemm.sm90.quantised_layout import FLOAT4_BITS, m_blocks_of, repack
 from moe_routing_kernels.gemm.sm90.quantised_mainloop import BATCH, BATCHES
 from moe_routing_kernels.gemm.sm90.quantised_tile import QuantisedGemm
 from moe_routing_kernels.gemm.sm90.tile import Tile
@@ -231,6 +231,25 @@ def test_every_code_becomes_its_number(lanes, kind, bits, dtype):
                     assert (value.view(FORMATS[dtype].torch_dtype).float() == wanted).all(), (zero, field)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_every_4_bit_float_becomes_its_number(lanes, dtype):
+    """At every place of a word, whatever stands at the others, the subnormal number and both zeros too."""
+    codes, sizes = codes_of(WEIGHTS["mxfp4"], dtype), [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+    assert sorted(sum(FLOAT4_BITS[dtype], ())) == list(range(16)), "each bit of a half of a word is one code's"
+    scale = dequantise_codes.constant(2.0 ** {"bf16": 126, "fp16": 14}[dtype], dtype)
+    lower = np.arange(128, dtype=np.uint32) % 16
+    for field, bits in enumerate(FLOAT4_BITS[dtype]):
+        spread = sum((lower >> np.uint32(n) & np.uint32(1)) << np.uint32(bit) for n, bit in enumerate(bits))
+        others = np.uint32(0xFFFF & ~sum(1 << bit for bit in bits))
+        for noise in (np.uint32(0), np.uint32(0xA5A5), np.uint32(0xFFFF)):
+            word = (spread | noise & others) | (spread[::-1] | noise & others) << np.uint32(16)
+            got = dequantise_codes.register(word, field, scale, {0: None}, {}, codes)
+            for half, given in ((0, lower), (1, lower[::-1])):
+                value = torch.from_numpy((halves(got)[half] & 0xFFFF).astype(np.uint16).view(np.int16).copy())
+                wanted = [-sizes[code - 8] if code > 7 else sizes[code] for code in given.tolist()]
+                assert value.view(FORMATS[dtype].torch_dtype).tolist() == wanted, (field, noise)
+
+
 @pytest.mark.parametrize("kind", ["e4m3", "e5m2"])
 def test_scales_of_usual_weights_keep_their_precision(kind):
     """Beside fp16, a scale of e5m2 is a 57344th of the largest weight: subnormal, unless a power of two is folded into it."""
@@ -253,8 +272,28 @@ def test_scales_that_the_format_does_not_hold_are_refused():
         repack(elements, scales + 1, None, codes, False)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_scales_of_4_bit_floats_are_below_4(dtype):
+    """Those of weights up to 12; a scale that is no number (e8m0's 255) is refused too."""
+    codes, elements = codes_of(WEIGHTS["mxfp4"], dtype), torch.zeros(2, 64, 64, dtype=torch.uint8)
+    for exponent, fits in ((128, True), (129, False), (255, False)):
+        scales = torch.full((2, 64, 4), exponent, dtype=torch.uint8).view(torch.float8_e8m0fnu)
+        if fits:
+            assert repack(elements, scales, None, codes, False).shape == (2, 1, 1, codes.block_words)
+            continue
+        with pytest.raises(ValueError, match=f"scales beyond the range of {dtype}"):
+            repack(elements, scales, None, codes, False)
+
+
 def test_a_block_of_codes_is_as_large_as_the_format_says():
     """Of 64 x 128 weights with groups of 128: codes, and 2 bytes per scale and zero point; rows of one scale repeat it."""
-    for name, each in (("int4_g128", 2), ("int4z_g128", 4), ("int2_g32", 8), ("int8z_g64", 8), ("e4m3_row", 2)):
+    for name, each in (
+        ("int4_g128", 2),
+        ("int4z_g128", 4),
+        ("int2_g32", 8),
+        ("int8z_g64", 8),
+        ("e4m3_row", 2),
+        ("mxfp4", 8),
+    ):
         codes = codes_of(WEIGHTS[name], "bf16")
         assert codes.block_words * 4 == 64 * (128 * codes.bits // 8 + each), name

@@ -191,7 +191,14 @@ def test_tokens_are_loaded_as_the_right_operand():
 @pytest.mark.parametrize("slabs", [1, 2])
 @pytest.mark.parametrize(
     ("name", "once", "each"),
-    [("int4_g32", 1, 1), ("int4z_g32", 0, 2), ("int8z_g64", 0, 2), ("int8_g128", 0, 1), ("e4m3_row", 0, 1)],
+    [
+        ("int4_g32", 1, 1),
+        ("int4z_g32", 0, 2),
+        ("int8z_g64", 0, 2),
+        ("int8_g128", 0, 1),
+        ("e4m3_row", 0, 1),
+        ("mxfp4", 0, 1),
+    ],
 )
 def test_offsets_without_zero_points_are_summed_once(mma_calls, name, once, each, slabs):
     """For all slabs of a stage, by 8 MMAs; with zero points for each slab, and never where nothing is subtracted."""

@@ -1,7 +1,7 @@
 """Experts with quantised weights in CuTe DSL for Hopper: the two grouped GEMMs of `cute_experts`, weights dequantised in registers.
 
 Weights are brought into the order of `quantised_layout` when they are bound, once for all calls with the same weights: deployments do it
-when they load a model. Integers of 8, 4 and 2 bits, with zero points or without, and floats of 8 bits, with bf16 and fp16 activations.
+when they load a model. Integers of 8, 4 and 2 bits, with zero points or without, and floats of 8 and 4 bits, with bf16 and fp16 activations.
 
 FLOPs: 6 R H I for R rows. Floor: weights of every expert that has a row, with their scales, once, and 4 R (H + I) bytes of 16-bit
 rows, at the bandwidth of a copy; or the FLOPs at the rate of a large 16-bit GEMM; or the instructions that dequantise. A
@@ -43,17 +43,18 @@ _ROOMY = Tile(2, 2, 112)  # up to _ONE_TILE few experts have more
 # With more variants ptxas makes each instruction wait for the previous one.
 _SHARED = Tile(1, 2, 192, narrowest=128, grain=32)
 _TALL = Tile(2, 2, 128)
+_KINDS = {"integers": "int", "float4": "e2m1"}  # by codec; a format of 8-bit floats begins with its kind
 
 
 def takes(weight_format: WeightFormat, dtype: str) -> bool:
     """Whether the kernel multiplies weights of a format and activations of `dtype`."""
-    return weight_format.codec in ("integers", "float8") and weight_format.group in GROUPS and dtype in ("bf16", "fp16")
+    return weight_format.group in GROUPS and not weight_format.global_scale and dtype in ("bf16", "fp16")
 
 
 def codes_of(weight_format: WeightFormat, dtype: str) -> Codes:
     """The layout of codes of a format that the kernel takes, with activations of `dtype`."""
     assert takes(weight_format, dtype), f"{weight_format.name} with {dtype}"
-    kind = "int" if weight_format.codec == "integers" else weight_format.name.partition("_")[0]
+    kind = _KINDS.get(weight_format.codec) or weight_format.name.partition("_")[0]
     return Codes(kind, weight_format.bits, weight_format.zero_points, weight_format.group, dtype)
 
 
@@ -61,7 +62,7 @@ def unsupported(problem: Experts, target: Target | None = None) -> str | None:
     """Why this problem cannot run on a target (None: on any), or None."""
     weight_format = problem.quantised_weights
     if weight_format and not takes(weight_format, problem.dtype):
-        return f"takes integers and 8-bit floats with bf16 and fp16, not {problem.weights} with {problem.dtype}"
+        return f"takes integers, 8-bit floats and mxfp4 with bf16 and fp16, not {problem.weights} with {problem.dtype}"
     if reason := not_quantised(problem) or other_activations(problem) or unaligned(problem, "the kernel"):
         return reason
     if min(problem.hidden, problem.intermediate) < _LEAST or not 2 <= problem.experts <= MOST_EXPERTS:

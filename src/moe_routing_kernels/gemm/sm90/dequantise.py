@@ -5,7 +5,8 @@ An integer's bits become the lowest of the mantissa of a 16-bit float whose expo
 shift serves them all, with an exponent for each. 8 bits are more than bf16's mantissa has: its lowest 7 give 128 + low, from which 128 is
 subtracted where the 8th is set, else 256. The bits of an 8-bit float become those of a 16-bit one whose number is smaller by a power of two,
 which its scale has in it. Those of e5m2 are fp16 as they stand, up to 57344, so that scales of usual weights are subnormal in fp16: they
-are multiplied by 2 ** -8, which is exact. Then the scale is multiplied: the one rounding, that of dequantised weights in the activations'
+are multiplied by 2 ** -8, which is exact. A 4-bit float's bits are stored where few shifts bring them to the places that a 16-bit float has for
+them (`FLOAT4_BITS`); its subnormal number becomes one. Then the scale is multiplied: the one rounding, that of dequantised weights in the activations'
 format.
 
 Instructions per 16 of K, of a thread, for its four registers (no scale is counted; a warp issues one per cycle, of logic one per two):
@@ -16,6 +17,7 @@ Instructions per 16 of K, of a thread, for its four registers (no scale is count
 | 4 bits | 7, 8 | 5, 8 |
 | 8 bits | 10, 8 (12 with zero points) | 6, 8 |
 | e4m3, e5m2 | 12, 4 | 12, 4 and 5, 8 |
+| e2m1 | 11, 4 | 10, 4 |
 
 Functions work on whatever numbers they are given: the tests run them on arrays.
 """
@@ -26,7 +28,7 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Uint32
 
-from moe_routing_kernels.gemm.sm90.quantised_layout import Codes
+from moe_routing_kernels.gemm.sm90.quantised_layout import FLOAT4_BITS, Codes
 
 _MANTISSA = {"bf16": 7, "fp16": 10}  # bits
 _BIAS = {"bf16": 127, "fp16": 15}
@@ -113,6 +115,8 @@ def masks(zero: Any, codes: Codes) -> dict[int, Any]:
 
 def number(word: Any, field: int, mask: dict[int, Any], codes: Codes) -> Any:
     """Two numbers of a word, by the `masks` of codes, before their `subtrahends` and their scale."""
+    if codes.kind == "e2m1":
+        return _float4(word, field, codes)
     if codes.kind != "int":
         return _float8(word, field, codes)
     if halved(codes):
@@ -139,6 +143,18 @@ def _byte(word: Any, codes: Codes) -> Any:
     """The lower bytes of both halves, less 128, in bf16."""
     base, top = twice(pattern_of(128.0, "bf16")), twice(0x80)
     return arithmetic("sub", word & twice(0x7F) | base, (word ^ top) & top | base, codes.dtype)
+
+
+def _float4(word: Any, field: int, codes: Codes) -> Any:
+    """The 4-bit floats of a register as the bits of 16-bit ones."""
+    mantissa, by_shift = _MANTISSA[codes.dtype], {}
+    for start, place in zip(FLOAT4_BITS[codes.dtype][field], (mantissa - 1, mantissa, mantissa + 1, 15), strict=True):
+        by_shift[place - start] = by_shift.get(place - start, 0) | 1 << place
+    number = None
+    for shift, mask in by_shift.items():
+        moved = word << shift if shift > 0 else word >> -shift if shift else word
+        number = moved & twice(mask) if number is None else number | moved & twice(mask)
+    return number
 
 
 def _float8(word: Any, field: int, codes: Codes) -> Any:

@@ -4,7 +4,8 @@ A thread of a warpgroup holds four registers, of two 16-bit numbers each, of wgm
 registers per block, numbered 4 * k16 + 2 * upper half of the 16 + rows 8 to 15 of its warp's 16. A 32-bit word holds 16 / bits of
 them: register f of a word has its first code from bit `bits` * f on and its second 16 bits above, so that a mask takes two codes out
 as they lie in the register. A thread's words come in vectors of 16 bytes; neighbouring threads have neighbouring vectors: one load without a
-bank conflict. Scales follow the codes of their block, and zero points the scales:
+bank conflict. The bits of 4-bit floats are spread over a half of a word as `FLOAT4_BITS` has it. Scales follow the codes of their block, and
+zero points the scales:
 
     block = codes [vector][thread][4 words], then [warp][lane / 4][group][scales of two rows 8 apart, zero points of both]
 
@@ -28,7 +29,17 @@ GROUPS = (32, 64, 128, ROW)
 _PAIRS = 32  # of rows 8 apart
 _THREADS = 128
 _VECTOR = 4  # words that a thread loads at a time
-_FOLDED = {("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e4m3", "fp16"): 8, ("e5m2", "fp16"): 8}  # exponents
+FLOATS = {"e4m3": 8, "e5m2": 8, "e2m1": 4}  # bits by kind
+_FOLDED = {  # exponents
+    **{("e4m3", "bf16"): 120, ("e5m2", "bf16"): 112, ("e2m1", "bf16"): 126},
+    **{("e4m3", "fp16"): 8, ("e5m2", "fp16"): 8, ("e2m1", "fp16"): 14},
+}
+# At which bits of a half of a word a 4-bit float has its mantissa, its exponent (low bit first) and its sign, per register. Most are as far
+# apart as in a 16-bit float: one shift brings them to their places. No other order of 16 bits takes fewer instructions (all were tried).
+FLOAT4_BITS = {
+    "bf16": ((0, 1, 2, 9), (3, 4, 5, 12), (6, 7, 8, 15), (10, 11, 13, 14)),
+    "fp16": ((0, 1, 2, 6), (3, 4, 5, 9), (7, 8, 11, 13), (12, 10, 14, 15)),
+}
 _TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -36,7 +47,7 @@ _TORCH = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Codes:
     """A format of weights for activations of `dtype`."""
 
-    kind: str  # int, e4m3 or e5m2
+    kind: str  # int, e4m3, e5m2 or e2m1
     bits: int  # 8, 4 or 2
     zeros: bool  # zero points per group; else integers have the zero point 2 ** (bits - 1)
     group: int  # neighbours along K that share a scale: one of GROUPS
@@ -44,8 +55,8 @@ class Codes:
 
     def __post_init__(self) -> None:
         """Check the kernel's assumptions."""
-        assert self.kind in ("int", "e4m3", "e5m2") and self.bits in (8, 4, 2) and self.dtype in _TORCH, self
-        assert self.kind == "int" or (self.bits == 8 and not self.zeros), self
+        assert self.kind in ("int", *FLOATS) and self.bits in (8, 4, 2) and self.dtype in _TORCH, self
+        assert self.kind == "int" or (self.bits == FLOATS[self.kind] and not self.zeros), self
         assert self.group in GROUPS, self
 
     @property
@@ -126,9 +137,17 @@ def _words(x: Tensor, codes: Codes) -> Tensor:
     words = torch.zeros_like(fields[:, :, :, 0, :, 0])
     for field in range(codes.fields):
         for which in range(2):
-            words |= fields[:, :, :, field, :, which] << (codes.bits * field + 16 * which)
+            words |= _placed(fields[:, :, :, field, :, which], field, codes) << 16 * which
     vectors = words.unflatten(2, (-1, _VECTOR)).transpose(3, 4)  # m_block, block, vector, thread, word of it
     return vectors.flatten(2)
+
+
+def _placed(x: Tensor, field: int, codes: Codes) -> Tensor:
+    """The codes of a register, int32, at their bits of a half of a word."""
+    if codes.kind != "e2m1":
+        return x << codes.bits * field
+    bits = FLOAT4_BITS[codes.dtype][field]
+    return torch.stack([(x >> bit & 1) << place for bit, place in enumerate(bits)]).sum(0, dtype=x.dtype)
 
 
 def _of_rows(parameters: Tensor, rows: int) -> Tensor:
