@@ -36,10 +36,10 @@ def summarize(blocks: Sequence[Sequence[float]], turns: Sequence[int] | None = N
 
 
 def load_statistics(loads: Sequence[int]) -> dict[str, object]:
-    """Balance of realised tokens per expert (before capacity): CV is population standard deviation over mean."""
+    """Balance of realised tokens per expert (before capacity): CV is population standard deviation over mean. No load at all is even."""
     values = np.sort(loads)
-    mean, n = values.mean(), len(values)
-    gini = float((2 * np.arange(1, n + 1) - n - 1) @ values / (n * values.sum()))
+    mean, n = values.mean() or 1.0, len(values)
+    gini = float((2 * np.arange(1, n + 1) - n - 1) @ values / (n * n * mean))
     return {
         "expert_load": [int(v) for v in loads],
         "load_cv": float(values.std() / mean),

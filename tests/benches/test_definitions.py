@@ -341,7 +341,7 @@ def test_a_selection_bias_decides(bench: str) -> None:
 
 @pytest.mark.parametrize(("dtype", "wide"), [("fp32", torch.float64), ("bf16", torch.float32)])
 def test_layer(dtype: str, wide: torch.dtype) -> None:
-    """Kept assignments times their expert's network; the weights of three of four experts are read."""
+    """Kept assignments times their expert's network; three of four tokens and the weights of three of four experts are read."""
     cell, bench = cell_of("layer", **SMALL, intermediate=3, dtype=dtype), definition("layer")
     inputs = {"logits": LOGITS, "x": X.to(FORMATS[dtype].torch_dtype)} | bench.shared(cell, 3, "cpu")
     with torch.device("meta"):
@@ -355,7 +355,7 @@ def test_layer(dtype: str, wide: torch.dtype) -> None:
     assert torch.allclose(expected["combined"].double(), total, rtol=1e-6, atol=1e-6)
     size = FORMATS[dtype].bits // 8
     found = bench.cost(cell, inputs, {"combined": inputs["x"]}, expected)
-    assert found == Cost(64 + 8 * size + 3 * 18 * size, 8 * size, ((5, 2, 6), (5, 3, 2))) and isinstance(
+    assert found == Cost(64 + 6 * size + 3 * 18 * size, 8 * size, ((5, 2, 6), (5, 3, 2))) and isinstance(
         found.read_bytes, int
     )
 

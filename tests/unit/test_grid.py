@@ -61,8 +61,10 @@ def test_an_axis_that_a_bench_does_not_read_makes_no_cells():
 def test_a_cell_holds_the_axes_of_its_bench_and_no_others(bench):
     entry = {"benches": [bench], "model": ["tiny"], "tokens": [64], "phase": "decode"}
     (job,) = expand(entry, seed=3)
-    universal = {axis.name for axis in axes.AXES.values() if axis.universal}
-    assert {name for name, _ in job.cell.values} == universal | set(BENCHES[bench].axes) - set(axes.SHARED)
+    universal, sparse = (
+        {axis.name for axis in axes.AXES.values() if getattr(axis, kind)} for kind in ("universal", "sparse")
+    )
+    assert {name for name, _ in job.cell.values} == (universal | set(BENCHES[bench].axes)) - sparse
     assert (job.cell.seed, job.cell.phase, job.cell.tokens) == (3, "decode", 64)
     assert job.cell.get("hidden", 16) == 16 and job.cell.get("no such axis") is None
     with pytest.raises(AttributeError, match=f"{bench} has no axis trials"):

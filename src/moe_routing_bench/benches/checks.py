@@ -77,9 +77,9 @@ def close(got: Tensor, want: Tensor, limit: float, what: str, bound: Tensor | No
     `want` is fp32 or fp64."""
     difference = (got.to(want.dtype) - want).abs()
     size = want.norm()
-    rel_l2, largest = float(difference.norm() / size.clamp_min(1e-30)), float(difference.max())
+    rel_l2, largest = float(difference.norm() / size.clamp_min(1e-30)), float(difference.max()) if len(want) else 0.0
     if bound is None:
-        bound = 6 * limit * (size / math.sqrt(want.numel()) + want.abs())
+        bound = 6 * limit * (size / math.sqrt(want.numel() or 1) + want.abs())
     wrong = int((~(difference <= bound)).sum())  # NaN compares false, so it counts as wrong
     error = None
     if not torch.isfinite(got).all():

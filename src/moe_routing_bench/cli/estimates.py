@@ -74,11 +74,13 @@ def sizes(cell: Cell) -> Sizes:
     """The sizes of a cell, by its axes; every expert has rows, and none is dropped."""
     tokens, hidden, top_k = (cell.get(name) or 0 for name in ("tokens", "hidden", "top_k"))
     experts, inner, shared = (cell.get(name) or 0 for name in ("experts", "intermediate", "shared_intermediate"))
+    ranks = cell.get("ep") or 1
+    experts //= ranks
     element, stored = FORMATS[cell.get("dtype") or "bf16"].bytes, cell.get("weights") or cell.get("dtype") or "bf16"
     bits = WEIGHTS[stored].bits if stored in WEIGHTS else FORMATS[stored].bits
     products = 2 if cell.get("activation") == "relu2" else 3
     layers = ARCHITECTURES.get(cell.get("model"), ARCHITECTURES[None]).layers if cell.bench == "model" else 1
-    routed, always = tokens * top_k * products * hidden * inner, tokens * products * hidden * shared
+    routed, always = tokens * top_k * products * hidden * inner / ranks, tokens * products * hidden * shared
     scores = tokens * hidden * experts if cell.bench in ("router", "model") else 0
     expert = products * hidden * inner * bits / 8
     weights, read = (

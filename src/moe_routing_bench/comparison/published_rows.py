@@ -64,7 +64,7 @@ def _plain(rows: pd.DataFrame, source: Source) -> pd.DataFrame:
     """Rows of the bench and card of a source with balanced loads, without a limit of capacity and shared experts; of a cell that several runs have, the last."""
     kept = rows[(rows["bench"] == source.bench) & rows["model"].notna() & rows["gpu_name"].eq(source.hardware)]
     even = (kept["skew"].fillna(0) == 0) & (kept["sampler"].fillna("exact") == "exact") & kept["trace"].isna()
-    kept = kept[even & kept["capacity_factor"].isna() & kept["shared_intermediate"].isna()]
+    kept = kept[even & kept[["capacity_factor", "shared_intermediate", "tp", "ep"]].isna().all(axis=1)]
     kept = kept.assign(model=kept["model"].astype("string"), weights=kept["weights"].fillna(kept["dtype"]))
     return kept.sort_values("started_at", kind="stable").drop_duplicates([*CELL, "implementation"], keep="last")
 

@@ -38,10 +38,11 @@ _WHOLE = ("tokens", "experts", "top_k", "hidden", "intermediate")
 
 def entries(rows: pd.DataFrame, run: str) -> list[Entry]:
     """An entry for every layer with a time among rows of a run. Left out are rows of other packages, which are not everywhere, and cells
-    with shared experts, which take as long in all implementations and would hide how those differ."""
+    with shared experts, which take as long in all implementations and would hide how those differ, and of expert-parallel ranks, whose experts
+    are fewer than their sizes say."""
     ok = as_chosen(rows[(rows["bench"] == BENCH) & (rows["status"] == "ok")])
     ok = ok[ok["plugin"].isna()]
-    ok = ok[ok[list(SHARED)].isna().all(axis=1)]
+    ok = ok[ok[[*SHARED, "ep"]].isna().all(axis=1)]
     return [_entry(cell, run) for _, cell in ok.groupby(["cell", ok["gpu_name"].fillna("")], sort=True)]
 
 

@@ -37,8 +37,8 @@ class Axis:
     allowed; an `open` table of names grows, so the schema file does not repeat it, and `also` is a pattern of others, which sentences spell `spelt`. `least`, `most` and `above` bound numbers.
     `optional`: None is a value of its own, spelt ``none`` in a config. `part`: "shape" (of the model and batch), "workload" (decides
     the expert loads), "format" or "way". `universal`: every bench reads it. `preset`: a model sets it. `silent`: a key shows it
-    only where it is not the default. `shared`: it is of shared experts, which a model sets where an entry asks for them; a cell holds
-    it only where it has a value, so that a cell without them is the same cell as before the axis was there.
+    only where it is not the default. `sparse`: a cell holds it only where it has a value, so that a cell without it is the same as before
+    the axis was there. `shared`: it is of shared experts, which a model sets where an entry asks for them.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Axis:
     preset: bool = False
     universal: bool = False
     silent: bool = False
+    sparse: bool = False
     shared: bool = False
 
     @property
@@ -107,8 +108,10 @@ _TABLE = (
     Axis("intermediate", int, "inner width of an expert", "shape", unit="elements", prefix="I", typical=1024, least=1, most=2**20, preset=True),
     Axis("experts", int, "number of experts", "shape", prefix="E", typical=8, least=1, most=2**16, preset=True),
     Axis("top_k", int, "experts chosen per token", "shape", prefix="k", typical=2, least=1, most=2**16, preset=True),
-    Axis("shared_intermediate", int, "inner width of the shared experts together; none: there are none", "shape", unit="elements", prefix="S", least=1, most=2**20, optional=True, shared=True),
-    Axis("shared_gate", str, "score of a token that its shared experts are multiplied by", "way", prefix="gate-", choices=GATES, optional=True, shared=True),
+    Axis("shared_intermediate", int, "inner width of the shared experts together; none: there are none", "shape", unit="elements", prefix="S", least=1, most=2**20, optional=True, sparse=True, shared=True),
+    Axis("shared_gate", str, "score of a token that its shared experts are multiplied by", "way", prefix="gate-", choices=GATES, optional=True, sparse=True, shared=True),
+    Axis("tp", int, "tensor-parallel ranks that the inner width of experts is divided by; the cell is what one rank runs", "shape", prefix="tp", least=1, most=1024, optional=True, sparse=True),
+    Axis("ep", int, "expert-parallel ranks that experts are divided among; the cell is what the first of them runs for all tokens", "shape", prefix="ep", least=1, most=2**16, optional=True, sparse=True),
     Axis("capacity_factor", float, "most rows of an expert over the mean, tokens * top_k / experts", "workload", prefix="cf", above=0, most=2**16, optional=True),
     Axis("skew", float, "coefficient of variation of the expected expert loads", "workload", prefix="skew", default=0.0, least=0),
     Axis("sampler", str, "how assignments are drawn", "workload", default="exact", choices=skew.SAMPLERS),

@@ -23,6 +23,7 @@ from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.permute.layout import MOST_ROWS
 from moe_routing_kernels.routers import ROUTERS
 
+_WIDTHS = ("intermediate", "shared_intermediate")  # of experts
 MOST_CELLS = 50_000  # of a config: they are expanded in a few seconds, and measured in days
 
 
@@ -153,9 +154,24 @@ def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:
             found["skew"] = None
         elif "trace" in found:
             found["trace"] = None
+        found |= _shard(found)
         check(bench.name, found)
-        found = {name: value for name, value in found.items() if value is not None or not AXES[name].shared}
+        found = {name: value for name, value in found.items() if value is not None or not AXES[name].sparse}
         yield Cell(bench.name, axes.key(found), tuple(found.items()), axes.family(bench.name, found))
+
+
+def _shard(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The inner widths of one of the cell's tensor-parallel ranks. One rank is none; ranks that are no divisor raise `UserError`."""
+    ranks = values.get("tp") or 1
+    widths = {name: values[name] for name in _WIDTHS if values.get(name)}
+    for name, width in widths.items():
+        if width % ranks:
+            raise bad("tp", ranks, f"a divisor of {name}={width}", "every rank has an equal part")
+    experts, groups = values.get("experts") or 1, values.get("ep") or 1
+    if experts % groups:
+        raise bad("ep", groups, f"a divisor of experts={experts}", "every rank has as many experts")
+    alone = {name: None for name, number in (("tp", ranks), ("ep", groups)) if number == 1}
+    return {name: width // ranks for name, width in widths.items()} | alone
 
 
 def _too_many(cells: str) -> UserError:

@@ -115,4 +115,4 @@ def _waste(job: Job, row: dict[str, Any]) -> dict[str, Any]:
         return {}
     layout, loads = replace(row_layout(job.cell), layout=row["layout"]), row["expert_load"]
     kept = sum(min(load, layout.limit) for load in loads)
-    return {"rows": layout.used(loads), "padding_waste": layout.used(loads) / kept - 1}
+    return {"rows": layout.used(loads), "padding_waste": layout.used(loads) / max(1, kept) - 1}

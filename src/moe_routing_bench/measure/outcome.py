@@ -79,14 +79,16 @@ def routing(job: Job, definition: Any, sets: Sets) -> dict[str, object]:
     of `read_bytes` is of."""
     layout = row_layout(job.cell)
     assignments = [definition.assignment(job.cell, drawn.inputs, drawn.expected) for drawn in sets.base]
-    known, active = assignments[0], [len(assignment.ids.unique()) for assignment in assignments]
-    loads = torch.bincount(known.ids.reshape(-1).long(), minlength=layout.experts).tolist()
+    here = [assignment.ids[assignment.ids < layout.experts] for assignment in assignments]
+    known, active = assignments[0], [len(ids.unique()) for ids in here]
+    loads = torch.bincount(here[0].long(), minlength=layout.experts).tolist()
     balance = statistics.load_statistics(loads)
     balance["mean_active_experts"] = mean(active[i % len(active)] for i in range(len(sets)))
     kept = sum(min(load, layout.limit) for load in loads)
-    balance |= {"drop_rate": 1 - kept / sum(loads), "capacity": layout.capacity}
+    balance |= {"drop_rate": 1 - kept / max(1, sum(loads)), "capacity": layout.capacity}
     if known.inverse is not None:
-        balance["token_drop_rate"] = float((known.inverse < 0).all(1).float().mean())
+        dropped = (known.inverse < 0).all(1)[(known.ids < layout.experts).any(1)]
+        balance["token_drop_rate"] = float(dropped.float().sum() / max(1, len(dropped)))
     if known.weights is not None:
         share = known.weights.double() / known.weights.double().sum(1, keepdim=True)
         balance["gate_entropy"] = float(-(share * share.clamp_min(1e-30).log()).sum(1).mean())

@@ -58,8 +58,8 @@ def formats_unsupported(problem: Layer, library: str, activations: Collection[st
     if form is None:
         given = f"{problem.packed} rows and {problem.weights}"
         return f"takes {_pairs()}, not {given}" if fp8 else peers.unsupported(problem, library, activations)
-    if problem.layout.capacity is not None:
-        return f"{library} has no capacity limit"
+    if reason := peers.dropping(problem, library):
+        return reason
     if problem.activation not in activations:
         return f"{library} has no {problem.activation}"
     if problem.dtype not in ("bf16", "fp16"):

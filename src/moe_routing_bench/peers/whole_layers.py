@@ -11,13 +11,22 @@ def unsupported(
     problem: Layer, library: str, activations: Collection[str], formats: Collection[str] = ("bf16", "fp16")
 ) -> str | None:
     """Why a library without capacities, with these activations and one of these formats throughout, cannot run a layer, or None."""
-    if problem.layout.capacity is not None:
-        return f"{library} has no capacity limit"
+    if reason := dropping(problem, library):
+        return reason
     if problem.activation not in activations:
         return f"{library} has no {problem.activation}"
     if not problem.dtype == problem.packed == problem.weights or problem.dtype not in formats:
         given = f"{problem.dtype}, {problem.packed} and {problem.weights}"
         return f"{library} takes tokens, rows and weights of one format ({', '.join(formats)}), not {given}"
+    return None
+
+
+def dropping(problem: Layer, library: str) -> str | None:
+    """Why a library that gives every assignment a row cannot run a layer, or None."""
+    if problem.layout.capacity is not None:
+        return f"{library} has no capacity limit"
+    if problem.layout.ranks > 1:
+        return f"{library} is called for all experts here, not for those of one of {problem.layout.ranks} ranks"
     return None
 
 

@@ -42,14 +42,18 @@ def again(seed: int, nonce: int) -> int:
 def draw_ids(cell: Cell, rng: torch.Generator) -> Tensor:
     """Expert ids (T, k) int32 on the generator's device, by the cell's sampler and skew.
 
-    By a seed of `again`, those of the first seed with tokens and experts in another order: as many rows in every layout.
+    By a seed of `again`, those of the first seed with tokens and experts in another order: as many rows in every layout. The experts of the
+    first of several expert-parallel ranks remain its.
     """
     first = rng.initial_seed() >> _NONCE_BITS
     if not first:
         return _sampled(cell, rng)
     ids = _sampled(cell, generator(first - 1, rng.device))
-    tokens, experts = (torch.randperm(n, generator=rng, device=rng.device) for n in (len(ids), cell.experts))
-    return experts[ids[tokens].long()].int()
+    own = cell.experts // (cell.get("ep") or 1)
+    tokens, local, others = (
+        torch.randperm(n, generator=rng, device=rng.device) for n in (len(ids), own, cell.experts - own)
+    )
+    return torch.cat([local, own + others])[ids[tokens].long()].int()
 
 
 def _sampled(cell: Cell, rng: torch.Generator) -> Tensor:

@@ -142,10 +142,11 @@ def _experts_of(layer: Candidate) -> Candidate | None:
 
 def _shape(problem: Layer, target: Target) -> Shape:
     layout = problem.layout
-    mean = layout.tokens * layout.top_k / layout.experts
+    experts = layout.experts * layout.ranks
+    mean = layout.tokens * layout.top_k / experts
     return Shape(
         tokens=layout.tokens,
-        experts=layout.experts,
+        experts=experts,
         top_k=layout.top_k,
         hidden=problem.hidden,
         intermediate=problem.intermediate,

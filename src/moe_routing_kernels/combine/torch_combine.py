@@ -24,11 +24,11 @@ def bind(
     """
 
     def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None, combined: Tensor) -> None:
-        if problem.dropping:
-            weights = torch.where(inverse >= 0, weights, 0.0)
-            inverse = inverse.clamp_min(0)
-        rows = y.index_select(0, inverse.reshape(-1)).view(*inverse.shape, -1)
-        total = (rows * weights.unsqueeze(-1)).sum(1)
+        known = inverse.clamp_min(0) if problem.dropping else inverse
+        terms = y.index_select(0, known.reshape(-1)).view(*inverse.shape, -1) * weights.unsqueeze(-1)
+        if problem.dropping:  # a row and a weight of no assignment may hold anything
+            terms.masked_fill_((inverse < 0).unsqueeze(-1), 0)
+        total = terms.sum(1)
         combined.copy_(total if residual is None else total + residual)
 
     run = torch.compile(combine, dynamic=False) if compiled else combine

@@ -26,6 +26,12 @@ class Experts:
     padded: bool = False  # every expert has rows / experts rows; else its rows are offsets[e] to offsets[e + 1]
     activation: str = "swiglu"  # a name that `activation_of` knows
     align: int = 1  # each expert's rows begin at a multiple of this and are followed by padding up to the next
+    ranks: int = 1  # expert-parallel ranks that share the rows: on average these experts have rows / ranks
+
+    @property
+    def mean_rows(self) -> float:
+        """Rows that these experts have together on average, which tiles are chosen by."""
+        return self.rows / self.ranks
 
     @property
     def packed_format(self) -> formats.Format:

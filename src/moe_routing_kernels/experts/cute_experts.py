@@ -64,7 +64,7 @@ def choose_shared(mean: float) -> Tile:
     return Tile(2, 2, tokens, narrowest=SHARED_SIZES[tokens])
 
 
-def overlaps(rows: int, experts: int) -> bool:
+def overlaps(rows: float, experts: int) -> bool:
     """Whether the second GEMM starts before the first ends: with low tiles, and with shared tiles where few rows use them.
 
     All rows that take the same tile have the same answer, which the kernel is compiled for.
@@ -75,7 +75,7 @@ def overlaps(rows: int, experts: int) -> bool:
 
 
 def choose_tile(
-    rows: int,
+    rows: float,
     experts: int,
     wide: int,
     gathers: bool = False,
@@ -136,12 +136,12 @@ def gemms(
     """
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
     wide = inner * (2 if problem.gated else 1)
-    overlap = overlaps(problem.rows, experts) if overlap is None else overlap
+    overlap = overlaps(problem.mean_rows, experts) if overlap is None else overlap
     assert overlap or not (waits or signals), "GEMMs that do not overlap have no overlapping neighbours"
     shared = {"clusters": True, "overlap": overlap, "multiprocessors": target.multiprocessors}
     long = hidden >= (LONG_ACTIVATED_K if problem.gated else LONG_K)
-    up = up or choose_tile(problem.rows, experts, wide, top_k > 0, long, **shared)
-    down = down or choose_tile(problem.rows, experts, hidden, long=inner >= LONG_K, **shared)
+    up = up or choose_tile(problem.mean_rows, experts, wide, top_k > 0, long, **shared)
+    down = down or choose_tile(problem.mean_rows, experts, hidden, long=inner >= LONG_K, **shared)
     first = {"waits": "offsets" if waits else "", "signals": "early" if overlap else ""}
     second = {"waits": "rows" if overlap else "", "signals": "late" if signals else ""}
     return (

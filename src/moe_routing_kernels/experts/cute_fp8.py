@@ -64,7 +64,7 @@ def unsupported(problem: Experts, target: Target | None = None) -> str | None:
     return written_for(ARCH, target)
 
 
-def choose_tile(rows: int, experts: int, wide: int, multiprocessors: int = MEASURED.multiprocessors) -> Tile:
+def choose_tile(rows: float, experts: int, wide: int, multiprocessors: int = MEASURED.multiprocessors) -> Tile:
     """The tile with tokens on the N side for `rows` rows and `wide` rows of weights per expert: lower with few, so that every SM gets work."""
     mean = max(1.0, rows / experts)
     if mean > FEW_ROWS:
@@ -79,10 +79,10 @@ def gemms(problem: Experts, variant: Variant = FASTEST, target: Target = MEASURE
     pair = []
     for columns, depth, activation in ((inner, hidden, problem.activation), (hidden, inner, "")):
         gated = problem.gated and bool(activation)
-        tile = _UPRIGHT[problem.rows >= _TALL_ROWS * experts]
-        upright = problem.rows > FEW_ROWS * experts and stands(columns, gated, problem.biased, tile)
+        tile = _UPRIGHT[problem.mean_rows >= _TALL_ROWS * experts]
+        upright = problem.mean_rows > FEW_ROWS * experts and stands(columns, gated, problem.biased, tile)
         if not upright:
-            tile = choose_tile(problem.rows, experts, columns * (2 if gated else 1), target.multiprocessors)
+            tile = choose_tile(problem.mean_rows, experts, columns * (2 if gated else 1), target.multiprocessors)
         gemm = Fp8Gemm(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright)
         if upright:
             gemm = replace(gemm, quantises=variant.fused and bool(activation))

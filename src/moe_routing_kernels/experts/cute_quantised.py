@@ -80,7 +80,7 @@ class Config:
 
 
 def choose_config(
-    rows: int, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = MEASURED.multiprocessors
+    rows: float, experts: int, wide: int, codes: Codes, first: bool, multiprocessors: int = MEASURED.multiprocessors
 ) -> Config:
     """The configuration of the first or second GEMM for `rows` rows and `wide` rows of weights per expert, as measured (notebook.md).
 
@@ -117,14 +117,14 @@ def gemms(
     assert weights, f"{problem.weights} is not quantised"
     codes = codes_of(weights, problem.dtype)
     hidden, inner, experts = problem.hidden, problem.intermediate, problem.experts
-    overlap = problem.rows <= OVERLAP_ROWS if overlap is None else overlap
+    overlap = problem.mean_rows <= OVERLAP_ROWS if overlap is None else overlap
     pair = []
     for columns, depth, activation, meets in (
         (inner, hidden, problem.activation, {"signals": "early"}),
         (hidden, inner, "", {"waits": "rows"}),
     ):
         wide = 2 * inner if activation and problem.gated else columns
-        config = choose_config(problem.rows, experts, wide, codes, bool(activation), target.multiprocessors)
+        config = choose_config(problem.mean_rows, experts, wide, codes, bool(activation), target.multiprocessors)
         pair.append(
             QuantisedGemm(
                 *(columns, depth, experts, activation, config.tile),

@@ -209,8 +209,9 @@ def launcher(
     """Both launches -> y (R, H). Row r is x[r], or x[order[r] // top_k] with `top_k` above 0."""
     activated = torch.empty((len(y), problem.intermediate), dtype=y.dtype, device=y.device)
     known = activation_of(problem.activation)
-    up = _launch(x, order, top_k, offsets, weights[0], biases[0], activated, known)
-    down = _launch(activated, order, 0, offsets, weights[1], biases[1], y, _NONE)
+    share = problem.mean_rows / problem.rows
+    up = _launch(x, order, top_k, offsets, weights[0], biases[0], activated, known, share)
+    down = _launch(activated, order, 0, offsets, weights[1], biases[1], y, _NONE, share)
 
     def run() -> None:
         up()
@@ -228,10 +229,11 @@ def _launch(
     bias: Tensor | None,
     out: Tensor,
     activation: Activation,
+    share: float,
 ) -> Callable[[], None]:
-    """One GEMM, compiled and loaded: neither may happen while a CUDA graph is captured."""
+    """One GEMM, compiled and loaded: neither may happen while a CUDA graph is captured. Experts have a `share` of its rows on average."""
     (rows, n), experts = out.shape, len(w)
-    tiling = choose(rows / experts, activation.gated, _shared_bytes(out.device))
+    tiling = choose(share * rows / experts, activation.gated, _shared_bytes(out.device))
     tiles = rows // tiling.rows + min(experts, rows)  # at most: each expert may have one tile that is not full
     grid = (tiles * triton.cdiv(n, tiling.columns),)
     arguments = (

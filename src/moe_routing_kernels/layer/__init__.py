@@ -27,7 +27,7 @@ class Layer:
         """The problem of its experts."""
         layout, formats = self.layout, (self.dtype, self.packed, self.weights)
         sizes, way = (layout.rows, self.hidden, self.intermediate, layout.experts), (layout.padded, self.activation)
-        return Experts(*sizes, *formats, *way, layout.align)
+        return Experts(*sizes, *formats, *way, layout.align, layout.ranks)
 
     @property
     def repacked(self) -> str | None:

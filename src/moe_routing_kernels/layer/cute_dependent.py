@@ -78,4 +78,4 @@ def bind(
 
 def _combine(problem: Layer) -> Combine:
     layout = problem.layout
-    return Combine(layout.tokens, problem.hidden, layout.top_k, problem.dtype, dropping=layout.capacity is not None)
+    return Combine(layout.tokens, problem.hidden, layout.top_k, problem.dtype, dropping=layout.dropping)

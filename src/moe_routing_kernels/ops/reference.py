@@ -102,13 +102,7 @@ def _relative_slope(logits: Tensor, kind: str) -> Tensor | float:
 def permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> Indices:
     """ids (T, k) -> counts (E,), offsets (E + 1,), order (R,), inverse (T, k), all int32. Ids of no expert take no row."""
     problem = RowLayout(topk_ids.shape[0], topk_ids.shape[1], experts, capacity, layout).problem
-    rows = problem.rows
-    valid = (topk_ids >= 0) & (topk_ids < experts)
-    # What is of no expert sorts last, into rows of its own beyond all others, which are cut off.
-    extended = replace(problem, rows=rows + topk_ids.numel())
-    counts, offsets, order, inverse = torch_permute.permute(extended, torch.where(valid, topk_ids, experts))
-    used = torch.arange(rows, device=order.device) < offsets[-1]
-    order, inverse = torch.where(used, order[:rows], -1), torch.where(valid, inverse, -1)
+    counts, offsets, order, inverse = torch_permute.permute(replace(problem, outside=True), topk_ids)
     return counts.int(), offsets.int(), order.int(), inverse.int()
 
 

@@ -17,6 +17,7 @@ class Permute:
     padded: bool = False  # every expert has exactly `limit` rows
     align: int = 1  # not padded: each expert's rows are rounded up to a multiple of this
     ids: str = "int32"  # or int64, as torch.topk has them
+    outside: bool = False  # whether ids may be of no expert here, which take no row; kernels take such ids in any case
 
 
 IMPLEMENTATIONS = (

@@ -48,8 +48,8 @@ class RowLayout:
     """Where the rows of `tokens` * `top_k` assignments to `experts` experts lie.
 
     ``compact``: experts follow one another; ``padded``: every expert has exactly `capacity` rows; ``blockN``: each expert's
-    rows are rounded up to a multiple of N. `capacity` is the most rows that an expert keeps, None: all. Sizes may be symbolic
-    integers of torch.
+    rows are rounded up to a multiple of N. `capacity` is the most rows that an expert keeps, None: all. `ranks`: the experts are those of
+    one of so many expert-parallel ranks; assignments to experts of others take no row. Sizes may be symbolic integers of torch.
     """
 
     tokens: int
@@ -57,6 +57,7 @@ class RowLayout:
     experts: int
     capacity: int | None = None
     layout: str = "compact"
+    ranks: int = 1
 
     @property
     def limit(self) -> int:
@@ -76,7 +77,12 @@ class RowLayout:
     @property
     def padding(self) -> bool:
         """Whether rows of the buffer may belong to no assignment."""
-        return self.layout != "compact" or self.capacity is not None
+        return self.layout != "compact" or self.dropping
+
+    @property
+    def dropping(self) -> bool:
+        """Whether assignments may have no row."""
+        return self.capacity is not None or self.ranks > 1
 
     @property
     def rows(self) -> int:
@@ -94,7 +100,8 @@ class RowLayout:
     @property
     def problem(self) -> Permute:
         """The problem of permute for this layout."""
-        return Permute(self.tokens, self.experts, self.top_k, self.rows, self.capacity, self.padded, self.align)
+        sizes, way = (self.tokens, self.experts, self.top_k, self.rows), (self.capacity, self.padded, self.align)
+        return Permute(*sizes, *way, outside=self.ranks > 1)
 
     def used(self, loads: "list[int]") -> int:
         """Rows in use for these assignments per expert, before the capacity."""

@@ -15,6 +15,8 @@ def permute(problem: Permute, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor,
     """counts (E,), offsets (E + 1,), order (rows,) and inverse (T, k), all int64, of topk_ids (T, k) int32."""
     experts, spare, device = problem.experts, problem.rows, topk_ids.device
     flat = topk_ids.reshape(-1)
+    if problem.outside:  # these sort last
+        flat = torch.where((flat >= 0) & (flat < experts), flat, experts)
     sorted_ids, by_expert = flat.sort(stable=True)
     bounds = torch.searchsorted(sorted_ids, torch.arange(experts + 1, device=device, dtype=flat.dtype))
     limit = flat.numel() if problem.limit is None else problem.limit
@@ -24,7 +26,7 @@ def permute(problem: Permute, topk_ids: Tensor) -> tuple[Tensor, Tensor, Tensor,
     offsets = torch.cat([torch.zeros(1, dtype=size.dtype, device=device), size.cumsum(0)])
     expert = sorted_ids.long()
     rank = torch.arange(flat.numel(), device=device) - bounds[expert]
-    kept = rank < limit
+    kept = (rank < limit) & (expert < experts) if problem.outside else rank < limit
     row = offsets[expert] + rank
     # Dropped assignments are written to one row past the end, so that nothing is masked on the host.
     order = torch.full((spare + 1,), -1, dtype=torch.int64, device=device)

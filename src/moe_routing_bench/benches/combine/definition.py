@@ -19,7 +19,7 @@ from moe_routing_kernels.formats import FORMATS
 
 def problem(cell: Cell) -> Combine:
     """The sizes and formats of a cell."""
-    return Combine(cell.tokens, cell.hidden, cell.top_k, cell.dtype, cell.get("capacity_factor") is not None)
+    return Combine(cell.tokens, cell.hidden, cell.top_k, cell.dtype, row_layout(cell).dropping)
 
 
 def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
@@ -51,8 +51,8 @@ def _sum(cell: Cell, inputs: dict[str, Tensor], made: Callable[[Tensor], Tensor]
     y, inverse = inputs["y"], inputs["inverse"].long()
     total = torch.zeros(cell.tokens, cell.hidden, dtype=wide, device=y.device)
     for j in range(cell.top_k):
-        weight = torch.where(inverse[:, j] >= 0, inputs["topk_weights"][:, j], 0.0).to(wide)
-        total += made(weight.unsqueeze(1) * y[inverse[:, j].clamp_min(0)].to(wide))
+        terms = inputs["topk_weights"][:, j, None].to(wide) * y[inverse[:, j].clamp_min(0)].to(wide)
+        total += made(terms.masked_fill(inverse[:, j, None] < 0, 0))
     return total
 
 

@@ -13,7 +13,7 @@ BENCH = Bench(
     summary="packed rows -> feed-forward network of every row's expert",
     axes=(
         *("tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
-        *("activation", "dtype", "packed", "weights", "layout", "model"),
+        *("activation", "dtype", "packed", "weights", "layout", "model", "tp", "ep"),
     ),
     baseline="torch_grouped_mm",
     implementations=(

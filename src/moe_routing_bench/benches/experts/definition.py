@@ -36,8 +36,8 @@ _WEIGHTS = (*_PRODUCTS, *_BIASES, *(part for name in _PRODUCTS for part in named
 def problem(cell: Cell) -> Experts:
     """The sizes and formats of a cell."""
     rows, formats = row_layout(cell), (cell.dtype, packed_format(cell).name, weight_format(cell).name)
-    sizes, way = (rows.rows, cell.hidden, cell.intermediate, rows.experts), (rows.padded, cell.activation, rows.align)
-    return Experts(*sizes, *formats, *way)
+    sizes = (rows.rows, cell.hidden, cell.intermediate, rows.experts)
+    return Experts(*sizes, *formats, rows.padded, cell.activation, rows.align, rows.ranks)
 
 
 def packed_format(cell: Cell) -> Format:
@@ -78,15 +78,15 @@ def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     weights, wanted = plain_weights(cell), problem(cell)
     wide = 2 * inner if wanted.gated else inner
     drawn = {
-        "w13": randn((cell.experts, wide, hidden), weights, rng).mul_(spread(cell) * hidden**-0.5),
-        "w2": randn((cell.experts, hidden, inner), weights, rng).mul_(inner**-0.5),
+        "w13": randn((wanted.experts, wide, hidden), weights, rng).mul_(spread(cell) * hidden**-0.5),
+        "w2": randn((wanted.experts, hidden, inner), weights, rng).mul_(inner**-0.5),
     }
     if wanted.quantised_weights:
         drawn = {n: part for name, one in drawn.items() for n, part in quantised(cell, name, one).items()}
     if wanted.biased:
         drawn |= {
-            "b13": randn((cell.experts, wide), weights, rng).mul_(4),
-            "b2": randn((cell.experts, hidden), weights, rng).mul_(4),
+            "b13": randn((wanted.experts, wide), weights, rng).mul_(4),
+            "b2": randn((wanted.experts, hidden), weights, rng).mul_(4),
         }
     return drawn
 
@@ -202,7 +202,7 @@ def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expe
 
 def weight_bytes(cell: Cell, inputs: dict[str, Tensor]) -> int:
     """Bytes of one expert's weights and biases, with scales and zero points."""
-    return sum(nbytes(inputs[name]) for name in _WEIGHTS if name in inputs) // cell.experts
+    return sum(nbytes(inputs[name]) for name in _WEIGHTS if name in inputs) // problem(cell).experts
 
 
 def rate(cell: Cell) -> int:

@@ -102,7 +102,8 @@ BENCH = Choosing(
     summary="routing + experts, device time per stage and in total",
     axes=(
         *("tokens", "hidden", "intermediate", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace"),
-        *("router", "activation", "dtype", "packed", "weights", "model", "shared_intermediate", "shared_gate"),
+        *("router", "activation", "dtype", "packed", "weights", "model"),
+        *("shared_intermediate", "shared_gate", "tp", "ep"),
     ),
     baseline="torch_grouped_mm",
     implementations=(

@@ -44,7 +44,7 @@ def reference(cell: Cell, inputs: dict[str, Tensor], known: dict[str, Tensor] | 
     x = dequantise(*quantise(inputs["x"], form), form) if form.quantised else inputs["x"]
     total = torch.zeros_like(x, dtype=wide)
     kept = known["inverse"] >= 0
-    for expert in range(cell.experts):
+    for expert in range(row_layout(cell).experts):
         token, slot = ((known["topk_ids"] == expert) & kept).nonzero(as_tuple=True)
         if len(token):
             y = experts.apply(cell, x[token].to(wide), inputs, expert)
@@ -81,11 +81,12 @@ def check(
 
 
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
-    """Scores, tokens and the weights of every expert that has a token and of the shared ones read once, outputs written once; the
+    """Scores, tokens that an expert has and the weights of every expert that has a token and of the shared ones read once, outputs written once; the
     experts' products."""
     kept = expected["inverse"] >= 0
     active = int(expected["topk_ids"][kept].unique().numel())
-    read = nbytes(inputs["logits"], inputs["x"]) + experts.weight_bytes(cell, inputs) * active
+    tokens = cell.tokens if _sharing(cell) else int(kept.any(1).sum())
+    read = nbytes(inputs["logits"]) + tokens * nbytes(inputs["x"][:1]) + experts.weight_bytes(cell, inputs) * active
     products, rate = experts.products(cell, int(kept.sum())), experts.rate(cell)
     routed = Cost(read, nbytes(outputs["combined"]), products, rate=rate)
     return routed + shared_experts.cost(cell, inputs) if _sharing(cell) else routed

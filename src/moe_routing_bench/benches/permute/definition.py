@@ -26,11 +26,11 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
 
 def empty_outputs(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Outputs of the right shape, not initialised."""
-    experts = cell.experts
+    layout = row_layout(cell)
     shapes = {
-        "counts": (experts,),
-        "offsets": (experts + 1,),
-        "order": (row_layout(cell).rows,),
+        "counts": (layout.experts,),
+        "offsets": (layout.experts + 1,),
+        "order": (layout.rows,),
         "inverse": tuple(inputs["topk_ids"].shape),
     }
     return {
