@@ -22,11 +22,16 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def holds(path: Path, text: str) -> bool:
+    """Whether there is such a file, and its content is the text."""
+    return path.is_file() and path.stat().st_size == len(text.encode()) and path.read_bytes() == text.encode()
+
+
 def keep(path: Path, text: str) -> None:
-    """Make the file hold the text; one that does already is not touched."""
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+    """Make the file hold the text; one that does already is not touched. Its folder must be writable."""
+    if not holds(path, text):
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
 
 def check_writable(path: Path) -> None:

@@ -3,7 +3,7 @@
 
 rule accuracy:
     input:
-        code=str(paths.code(PLATFORM, "experts")),
+        code=kept(paths.code(PLATFORM, "experts")),
         own=[project_files.source("measure/accuracy.py"), project_files.source("cli/accuracy.py")],
     output:
         "results/{platform}/accuracy.parquet",

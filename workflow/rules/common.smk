@@ -4,9 +4,12 @@ import json
 import os
 import re
 import shlex
+import sys
+import time
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
+from snakemake.io import Mtime
 from snakemake.logging import logger
 from snakemake.settings.types import DeploymentMethod
 
@@ -73,36 +76,78 @@ def without_specs(record):
 logger.addFilter(without_specs)
 
 
-def keep_inputs():
-    """Write what was asked for, and which code measures it, as files that change only with their content.
+def inputs_to_keep():
+    """What was asked for, and which code measures it: files, by path, that change only with their content.
 
     A thousand jobs then have one input each, and nothing depends on times or on Snakemake's own records, which may get lost.
     """
-    files.keep(last(PLATFORM), f"{CONFIG_JSON}\n")
-    files.keep(paths.asked(PLATFORM), "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())))
-    for bench in {job.cell.bench for job in JOBS.values()}:
-        files.keep(paths.code(PLATFORM, bench), project_files.code_hashes(project_files.code_files(bench)))
-    if SETTINGS.get("accuracy"):
-        files.keep(paths.code(PLATFORM, "experts"), project_files.code_hashes(project_files.code_files("experts")))
+    texts = {
+        last(PLATFORM): f"{CONFIG_JSON}\n",
+        paths.asked(PLATFORM): "".join(f"{name}\n" for name in sorted(job.name for job in JOBS.values())),
+    }
+    benches = {job.cell.bench for job in JOBS.values()} | ({"experts"} if SETTINGS.get("accuracy") else set())
+    for bench in benches:
+        texts[paths.code(PLATFORM, bench)] = project_files.code_hashes(project_files.code_files(bench))
     for job in {plugins.references(job): job for job in JOBS.values()}.values():
         for reference, hashes in plugins.codes(job).items():
-            files.keep(paths.plugin_code(PLATFORM, reference), hashes)
-    if TRAINING.finals:
-        files.keep(
-            paths.code(PLATFORM, "quality"), project_files.code_hashes(project_files.named(code.training_files()))
-        )
-    if TRAINING.adaptations:
-        files.keep(
-            paths.code(PLATFORM, "perft"), project_files.code_hashes(project_files.named(code.adaptation_files()))
-        )
+            texts[paths.plugin_code(PLATFORM, reference)] = hashes
+    for kind, runs, sources in (
+        ("quality", TRAINING.finals, code.training_files),
+        ("perft", TRAINING.adaptations, code.adaptation_files),
+    ):
+        if runs:
+            texts[paths.code(PLATFORM, kind)] = project_files.code_hashes(project_files.named(sources()))
+    return texts
+
+
+def keep_inputs():
+    """Write them, with one line in place of a traceback."""
+    try:
+        with writing(paths.results(PLATFORM)):
+            for path, text in INPUTS.items():
+                files.keep(path, text)
+    except UserError as error:
+        raise WorkflowError(f"error: {error}") from None
+
+
+def promise_inputs(cache):
+    """Plan as if the files that are missing or have another content were written now; write them when the run is under way.
+
+    A dry run, a summary, or a run that another one locks out, writes nothing. Snakemake drops its cache of files once it has the
+    lock and is about to start jobs, which is the only such moment that a workflow learns of when it is a module of another.
+    """
+    if getattr(cache, "promised", False) or not cache.active:
+        return
+    for path, text in INPUTS.items():
+        if not files.holds(path, text):
+            cache.exists_local[str(path)] = True
+            cache.mtime[str(path)] = Mtime(local=time.time())
+            cache.size[str(path)] = sys.maxsize  # too large to be compared with what a job recorded
+    drop = cache.deactivate
+
+    def deactivate():
+        keep_inputs()
+        drop()
+
+    cache.promised, cache.deactivate = True, deactivate
+
+
+def kept(*paths_of):
+    """An input function for files of `INPUTS`, which need not be there yet."""
+
+    def names(wildcards):
+        if workflow.is_main_process:
+            promise_inputs(workflow.iocache)
+        return [str(path) for path in paths_of]
+
+    return names
 
 
 name_commit()
+INPUTS = inputs_to_keep() if workflow.is_main_process else {}
 if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing else
     try:
         files.check_writable(Path(".snakemake/locks/here"))  # where Snakemake itself ends in a traceback
-        with writing(paths.results(PLATFORM)):
-            keep_inputs()
     except UserError as error:
         raise WorkflowError(f"error: {error}") from None
     threads = count(THREADS, "CPU thread")
@@ -130,8 +175,8 @@ def spec_of(wildcards):
 def code_of(wildcards):
     """What says which code measures a cell: that of its bench, and of all that it has from other packages."""
     platform, job = wildcards.platform, JOBS[wildcards.bench, wildcards.cell]
-    others = [str(paths.plugin_code(platform, one)) for one in plugins.references(job)]
-    return [str(paths.code(platform, job.cell.bench)), *others]
+    others = [paths.plugin_code(platform, reference) for reference in plugins.references(job)]
+    return kept(paths.code(platform, job.cell.bench), *others)(wildcards)
 
 
 def cells_of(wildcards):

@@ -25,7 +25,7 @@ rule measure:
 rule measure_again:
     input:
         cells=cells_of,
-        asked=str(paths.asked(PLATFORM)),
+        asked=kept(paths.asked(PLATFORM)),
         code=[project_files.source("comparison/anomalies.py"), project_files.source("cli/measure_again.py")],
     output:
         "results/{platform}/again.parquet",
@@ -49,7 +49,7 @@ rule collect:
     input:
         cells=cells_of,
         again=str(paths.again(PLATFORM)),
-        asked=str(paths.asked(PLATFORM)),
+        asked=kept(paths.asked(PLATFORM)),
         code=project_files.sources("comparison")
         + [
             project_files.source(f"{name}.py")

@@ -3,7 +3,7 @@
 
 rule adapt:
     input:
-        code=str(paths.code("{platform}", "perft")),
+        code=kept(paths.code(PLATFORM, "perft")),
         base=lambda wildcards: str(paths.run_file(wildcards.platform, TRAINING.all_adaptations[wildcards.run].base)),
         pilots=perft_pilots_of,
     output:

@@ -3,7 +3,7 @@
 
 rule train:
     input:
-        code=str(paths.code("{platform}", "quality")),
+        code=kept(paths.code(PLATFORM, "quality")),
         pilots=pilots_of,
     output:
         "results/{platform}/runs/{run}.parquet",
