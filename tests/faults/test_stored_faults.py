@@ -50,7 +50,11 @@ def refused(path: Path, words: str) -> None:
         cell_files.collect({path: JOB}, "cpu")
     text = str(error.value)
     assert str(path) in text and words in text and "\n" not in text and len(text) < 500
-    assert ("measure them again" if path.exists() else "run `snakemake`, which measures what is missing") in text
+    there = path.exists()
+    assert (
+        "`moe-routing-bench prune --refused" if there else "run `snakemake`, which measures what is missing"
+    ) in text
+    assert cell_files.refused({path: JOB}, "cpu") == [path] * there
 
 
 def with_edited(path: Path, **values: Any) -> None:

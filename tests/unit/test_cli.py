@@ -50,8 +50,8 @@ def call(monkeypatch, capsys, tmp_path):
     return run
 
 
-def write_cell(job, status="ok", code=None, **more):
-    path = paths.cell_file("cpu", job)
+def write_cell(job, status="ok", code=None, folder="cpu", **more):
+    path = paths.cell_file(folder, job)
     row = (
         {
             "schema_version": rows.SCHEMA_VERSION,
@@ -337,8 +337,27 @@ def test_status_collect_and_prune_follow_the_config(call):
     other = json.dumps({"grid": [{**CONFIG["grid"][0], "tokens": [64]}]})
     orphan = paths.cell_file("cpu", jobs[1])
     assert str(orphan) in call("prune", "--platform", "cpu", "--config-json", other)[1] and orphan.exists()
-    call("prune", "--remove", "--platform", "cpu", "--config-json", other)
+    out = call("prune", "--remove", "--platform", "cpu", "--config-json", other)[1]
     assert not orphan.exists() and paths.cell_file("cpu", jobs[0]).exists()
+    (moved,) = paths.trash("cpu").glob("*/cells/*/*.parquet")
+    assert moved.name == orphan.name and str(moved.parents[2]) in out and "compared with --config-json" in out
+
+
+@pytest.mark.parametrize("kept_by", ["manifest", "name", None])
+def test_prune_keeps_what_a_published_or_named_run_has_collected(call, kept_by):
+    """Their tables are not made again from another config."""
+    folder = "cpu.named" if kept_by == "name" else "cpu"
+    jobs = expand(config.load(CONFIG), {})
+    collected = write_cell(jobs[0], folder=folder)
+    text = json.dumps({"grid": [{**CONFIG["grid"][0], "tokens": [64]}]})
+    assert call("collect", "--platform", folder, "--config-json", text)[0] == 0
+    orphan = write_cell(jobs[1], folder=folder)
+    if kept_by == "manifest":
+        paths.manifest(folder).write_text("")
+    other = json.dumps({"grid": [{**CONFIG["grid"][0], "tokens": [32]}]})
+    out = call("prune", "--remove", "--platform", folder, "--config-json", other)[1]
+    assert not orphan.exists() and collected.exists() == bool(kept_by)
+    assert ("kept 1 other files" in out) == bool(kept_by) and f"moved {1 + (kept_by is None)} files" in out
 
 
 def test_collect_says_on_what_rows_were_measured(call):

@@ -360,7 +360,7 @@ def test_orphans_are_listed_and_removed_only_when_asked(project: Project) -> Non
     assert len(cells(project)) == ALL
     listed = project.bench("prune").stdout
     assert listed.count(".parquet") == 2 and "found 2 files" in listed and len(cells(project)) == ALL
-    assert "removed 2 files" in project.bench("prune", "--remove").stdout
+    assert "moved 2 files" in project.bench("prune", "--remove").stdout
     assert len(cells(project)) == ALL - 2 and project.jobs() == DRAW
 
 

@@ -4,7 +4,6 @@ way, shares in allocations, is in `make outside`."""
 import importlib.util
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -30,9 +29,8 @@ def test_a_machine_without_a_gpu_plans_for_one(fresh: Project) -> None:
     done = fresh.snakemake("--dry-run", "--configfile", asked)
     asked_for = {"measure": sum(CELLS.values()), "measure_again": 1, "collect": 1, "figure": DRAWN, "html": 1, "all": 1}
     assert count(done) == asked_for
-    assert [path.name for path in (fresh.folder / "results").glob("*/asked.txt")] == ["asked.txt"]
-    assert (fresh.folder / "results/nvidia-h100/asked.txt").is_file()
-    assert "results/cpu" not in done.stdout + done.stderr
+    assert "results/nvidia-h100/" in done.stdout + done.stderr and "results/cpu" not in done.stdout + done.stderr
+    assert not (fresh.folder / "results").exists()
 
 
 def test_the_accuracy_of_quantised_weights_is_part_of_the_report_where_it_is_asked_for(fresh: Project) -> None:
@@ -57,11 +55,9 @@ def test_shares_are_all_cells_each_once_and_collect_nothing(fresh: Project, tmp_
 def test_a_job_of_another_machine_writes_its_outputs_alone(fresh: Project, tmp_path: Path) -> None:
     """The files that say what was asked for are there before jobs start, and are left to the process that the user started."""
     project = fresh.copy(tmp_path / "project")
-    shutil.rmtree(project.folder / "results", ignore_errors=True)
-    plan = ("--dry-run", "--config", "platform=cpu")
-    project.snakemake(*plan, "--mode", "remote", check=False)
+    project.snakemake("--until", "measure", "--config", "platform=cpu", "--mode", "remote", check=False)
     assert not (project.folder / "results").exists()
-    project.snakemake(*plan)
+    project.snakemake("--touch", "--config", "platform=cpu", check=False)  # runs no job
     assert (project.folder / "results/cpu/asked.txt").is_file()
 
 

@@ -34,7 +34,7 @@ snakemake_with() {
 }
 for_snakemake=("$@")
 
-# A mistake in the config ends here; and the files that only the first process writes are there before the shares start.
+# A mistake in the config ends here, before any job is submitted.
 planned=$(eval "$(snakemake_with "platform=$platform") --dry-run" 2>&1) ||
   die "$(grep -m 1 '^error: ' <<<"$planned" | cut -c8- | grep . || tail -n 1 <<<"$planned")"
 

@@ -45,7 +45,7 @@ SECTIONS = {
         "targets": "choices.targets",
         "rank": "collect.rank",
         "specialisation": "collect.specialisation",
-        "prune": "status.prune",
+        "prune": "prune.prune",
     },
     "Steps of the workflow, which runs them itself": {
         "measure-again": "measure_again.measure_again",

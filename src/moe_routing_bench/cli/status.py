@@ -1,8 +1,6 @@
-"""`status`: how much of a config is measured; `prune`: files of cells that it does not ask for."""
+"""`status`: how much of a config is measured."""
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import duration
@@ -11,7 +9,6 @@ from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import cell_files, paths
 from moe_routing_bench.study import progress
 from moe_routing_bench.study.request import config_or_last, jobs_of, last
-from moe_routing_kernels.errors import bad
 
 
 def status(config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None) -> None:
@@ -43,29 +40,6 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
         print(
             f"{len(orphans)} files of cells that this config does not ask for: `moe-routing-bench prune` with it lists them"
         )
-
-
-def prune(
-    config: Configs = None,
-    config_json: ConfigJson = None,
-    platform: Platform = None,
-    run: Run = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove them; without it they are only listed")] = False,
-) -> None:
-    """List, or remove, the files of cells that a config does not ask for: without one, the config of the workflow's last run."""
-    effective, platform, source = config_or_last(config, config_json, platform, run)
-    if source is None:
-        hint = "the workflow leaves it when it runs; or give the config that the results are of"
-        raise bad("--config", f"none, and no {last(platform)}", "a config to compare with", hint)
-    orphans = cell_files.orphans(paths.results(platform), paths.cell_files(platform, jobs_of(effective)))
-    for path in orphans:
-        print(path)
-        if remove:
-            path.unlink()
-    print(
-        f"{'removed' if remove else 'found'} {len(orphans)} files of cells that {source} does not ask for"
-        + ("" if remove or not orphans else "; --remove removes them")
-    )
 
 
 def _seconds(rows: list[dict[str, Any]]) -> list[float]:

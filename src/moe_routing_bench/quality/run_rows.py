@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from moe_routing_bench.store import paths
-from moe_routing_bench.store.parquet import outvoted, read_table, write_table
+from moe_routing_bench.store.parquet import outvoted, read_table, some, write_table
 from moe_routing_kernels.errors import UserError, bad
 
 SCHEMA_VERSION = 6
@@ -221,9 +221,9 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
     problems += [
         f"the runs of config {name} were trained on different text" for name, hashes in texts.items() if len(hashes) > 1
     ]
-    versions, again = outvoted(codes, 3)
+    versions, again = outvoted(codes)
     if again:
-        problems.append(f"{versions} versions of the code trained the runs: {again}")
+        problems.append(f"{versions} versions of the code trained the runs: {some(again, 3)}")
     if problems:
         problem = f"{len(problems)} that do not fit: " + "; ".join(problems[:5])
         raise bad(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.grid.cell import Job, spec_hash
-from moe_routing_bench.store.parquet import outvoted, sealed_metadata
+from moe_routing_bench.store.parquet import outvoted, sealed_metadata, some
 from moe_routing_bench.store.records import AXIS_COLUMNS, completed, described, read, spec_of, verified
 from moe_routing_bench.store.rows import SCHEMA_VERSION, SPEC, STATUSES, SUMMARISED, SUMMARY
 from moe_routing_kernels.errors import UserError, bad
@@ -50,18 +50,39 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
     if missing := [path for path in files if not path.exists()]:
         problem = f"{len(missing)} of {len(files)} missing, such as {missing[0]}"
         raise bad("cell files", problem, "one of every cell", "run `snakemake`, which measures what is missing")
+    tables, problems, _ = _verified(files, platform)
+    if problems:
+        raise bad(
+            "cell files",
+            f"{len(problems)} that do not fit: " + "; ".join(problems[:5]) + "; …" * (len(problems) > 5),
+            "files of this config",
+            f"`moe-routing-bench prune --refused --remove --platform {platform}`, then the same command again",
+        )
+    joined = pa.concat_tables(tables)
+    return joined.cast(described(joined.schema))
+
+
+def refused(files: Mapping[Path, Job], platform: str) -> list[Path]:
+    """The files that `collect` refuses, of those that are there."""
+    return _verified({path: job for path, job in files.items() if path.exists()}, platform)[2]
+
+
+def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table], list[str], list[Path]]:
+    """The rows of all files; what is wrong with some of them, in words; and the files that are to be measured again for it."""
     tables: list[pa.Table] = []
-    problems, codes, others = [], {}, {}
+    problems, wrong, codes, others = [], [], {}, {}
     for part in _read_in_parts(list(files)):
         tables += (joined := _joined([table for table in part.values() if isinstance(table, pa.Table)]))
         rows = itertools.chain.from_iterable(table.select(_CHECKED).to_pylist() for table in joined)
         for path, table in part.items():
             if isinstance(table, UserError):
                 problems.append(str(table))
+                wrong.append(path)
                 continue
             job, of_file = files[path], list(itertools.islice(rows, len(table)))
             if problem := _misfit(spec_of(table), of_file, job, platform.partition(".")[0]):
                 problems.append(f"{path} {problem}")
+                wrong.append(path)
             codes.setdefault(job.cell.bench, {})[path] = {row["code_fingerprint"] for row in of_file}
             of_others = others.setdefault(plugins.references(job), (job, {}))[1]
             of_others[path] = {row["plugin_fingerprint"] for row in of_file}
@@ -72,18 +93,11 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
             for names, (job, fingerprints) in others.items()
         ),
     ):
-        versions, again = outvoted(problem, 5, today)
+        versions, again = outvoted(problem, today)
         if again:
-            problems.append(f"{what} was measured by {versions} versions of the code: {again}")
-    if problems:
-        raise bad(
-            "cell files",
-            f"{len(problems)} that do not fit: " + "; ".join(problems[:5]) + "; …" * (len(problems) > 5),
-            "files of this config",
-            "measure them again: snakemake --forcerun measure, or delete them and run snakemake",
-        )
-    joined = pa.concat_tables(tables)
-    return joined.cast(described(joined.schema))
+            problems.append(f"{what} was measured by {versions} versions of the code: {some(again)}")
+            wrong += again
+    return tables, problems, sorted(set(wrong))
 
 
 def _read_in_parts(paths: Sequence[Path]) -> Iterator[dict[Path, pa.Table | UserError]]:

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -121,16 +121,20 @@ def _entry(data: bytes, name: bytes) -> bytes | None:
 
 
 def outvoted(
-    found: Mapping[Path, set[str | None]], shown: int, today: Callable[[], str | None] = lambda: None
-) -> tuple[int, str]:
-    """How many versions of the code the files name, and in words which files to make again; nothing where they agree.
+    found: Mapping[Path, set[str | None]], today: Callable[[], str | None] = lambda: None
+) -> tuple[int, list[Path]]:
+    """How many versions of the code the files name, and which files to make again; none where they agree.
 
-    Kept are those of today's code, or, where none is of today's, of the most frequent version. The first `shown` are named.
+    Kept are those of today's code, or, where none is of today's, of the most frequent version.
     """
     counts = Counter(code for codes in found.values() for code in codes)
     if len(counts) < 2:
-        return len(counts), ""
+        return len(counts), []
     wanted = today()
     kept = wanted if wanted in counts else counts.most_common(1)[0][0]
-    again = sorted(str(path) for path, codes in found.items() if codes != {kept})
-    return len(counts), f"{', '.join(again[:shown])}{', …' * (len(again) > shown)} ({len(again)} files)"
+    return len(counts), sorted(path for path, codes in found.items() if codes != {kept})
+
+
+def some(paths: Sequence[Path], shown: int = 5) -> str:
+    """The first files by name, and how many there are."""
+    return f"{', '.join(map(str, paths[:shown]))}{', …' * (len(paths) > shown)} ({len(paths)} files)"

@@ -63,6 +63,11 @@ def plugin_code(platform: str, reference: str) -> Path:
     return results(platform) / "code" / f"{reference.replace(':', '.')}.sha256"
 
 
+def trash(platform: str) -> Path:
+    """What `prune` has set aside."""
+    return results(platform) / "trash"
+
+
 def measurements(platform: str) -> Path:
     """All rows of a platform in one file: what figures and the report are made from."""
     return results(platform) / "measurements.parquet"
