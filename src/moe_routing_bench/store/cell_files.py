@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -56,7 +57,7 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
             "cell files",
             f"{len(problems)} that do not fit: " + "; ".join(problems[:5]) + "; …" * (len(problems) > 5),
             "files of this config",
-            f"`moe-routing-bench prune --refused --remove --platform {platform}`, then the same command again",
+            f"`moe-routing-bench prune --refused --remove --platform {shlex.quote(platform)}`, then the same command again",
         )
     joined = pa.concat_tables(tables)
     return joined.cast(described(joined.schema))
