@@ -136,7 +136,9 @@ def main(path: str) -> None:
     del sys.path[0]  # it has a module `statistics`
     # Where the compiler of CuTe DSL keeps files that it is asked to keep, in all forks: it reads this when it is imported. `stop` removes them.
     os.environ.setdefault("CUTE_DSL_DUMP_DIR", str(Path(path).parent))
-    server.preload()  # which also decides what torch's modules read when they are imported
+    server.preload(
+        server.OF_CELLS + server.OF_PROGRAMS
+    )  # which also decides what torch's modules read when they are imported
     import smart_open  # noqa: F401 - Snakemake imports it when it reads its first file
     from snakemake.cli import get_argument_parser
 
@@ -168,6 +170,7 @@ def main(path: str) -> None:
                 children.discard(ended)
 
     server.program, server.reap, server.IDLE_SECONDS = program, reap, 600  # `stop` ends it
+    server.Harness.renew = lambda self: None  # children find the package elsewhere
     server.main(path)
 
 

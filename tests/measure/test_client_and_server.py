@@ -351,7 +351,7 @@ def test_a_request_may_come_in_parts() -> None:
 @pytest.mark.parametrize(("arguments", "how"), [(["out", "spec"], "job"), (["--module", "a.program", "-x"], "program")])
 def test_a_child_becomes_its_caller(arguments, how, tmp_path, monkeypatch) -> None:
     """Its folder, its environment and nothing of the server's, its files; then the job or the command is run."""
-    became = []
+    became, memory = [], server.Memory()
     monkeypatch.setattr(supervisor, "main", lambda *given: became.append(("job", *given)) or 5)
     monkeypatch.setattr(server, "program", lambda *given: became.append(("program", *given)) or 6)
     monkeypatch.chdir("/")
@@ -365,8 +365,8 @@ def test_a_child_becomes_its_caller(arguments, how, tmp_path, monkeypatch) -> No
         with monkeypatch.context() as one:  # pytest itself needs both before and after
             one.setattr(os, "environ", {"OLD": "1"})
             one.setattr(os, "dup2", lambda fd, target: became.append((os.fstat(fd).st_ino, target)))
-            code, environ = server.serve_one(there), os.environ
-        given = ("job", arguments, "warm", there) if how == "job" else ("program", arguments[1:], there)
+            code, environ = server.serve_one(there, memory), os.environ
+        given = ("job", arguments, "warm", there, memory) if how == "job" else ("program", arguments[1:], there)
     assert became == [(files[0], 1), (files[1], 2), given]
     assert code == (5 if how == "job" else 6) and environ == {"NEW": "2"} and os.getcwd() == str(tmp_path)
 
@@ -442,6 +442,7 @@ def children(monkeypatch) -> list[int]:
     monkeypatch.setattr(os, "_exit", end)
     monkeypatch.setattr(os, "fork", counted)
     monkeypatch.setattr(os, "waitpid", wait)
+    monkeypatch.setattr(server.Harness, "renew", lambda self: None)  # this process has the package already
     return known
 
 
@@ -502,7 +503,7 @@ def test_what_is_imported_beforehand(gpu, monkeypatch) -> None:
         server.preload()
         one.delitem(sys.modules, "triton.runtime.cache")
         server.preload()  # where Triton is not installed
-    assert asked[: len(asked) // 2] == [*server._PRELOAD, *(server._OF_GPU if gpu else ())]
+    assert asked[: len(asked) // 2] == [*server.OF_CELLS, *(server._OF_GPU if gpu else ())]
     assert ("cutlass" in asked) == gpu == len(keys)
     assert environ == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 
@@ -536,7 +537,7 @@ def test_every_caller_is_answered(tmp_path, children, monkeypatch) -> None:
     order = []
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
     monkeypatch.setattr(server, "preload", lambda: order.append(path.exists()))
-    monkeypatch.setattr(server, "serve_one", lambda connection: answers(json.loads(connection.recv(64))))
+    monkeypatch.setattr(server, "serve_one", lambda connection, _: answers(json.loads(connection.recv(64))))
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     replies, process = {}, os.getpid()
@@ -572,7 +573,9 @@ def test_a_caller_that_has_gone_is_not_answered(tmp_path, children, monkeypatch)
     path, process = str(tmp_path / "s.sock"), os.getpid()
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
     monkeypatch.setattr(server, "preload", lambda: None)
-    monkeypatch.setattr(server, "serve_one", lambda connection: len(connection.makefile().read()))  # until it has gone
+    monkeypatch.setattr(
+        server, "serve_one", lambda connection, _: len(connection.makefile().read())
+    )  # until it has gone
 
     def call() -> None:
         deadline = time.monotonic() + 5
@@ -600,7 +603,7 @@ def test_a_server_with_a_busy_child_is_not_idle(tmp_path, children, monkeypatch)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(prctl=lambda *given: asked.append(given)))
     monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)
     monkeypatch.setattr(server, "preload", lambda: None)
-    monkeypatch.setattr(server, "serve_one", lambda connection: time.sleep(0.5) or 0)
+    monkeypatch.setattr(server, "serve_one", lambda connection, _: time.sleep(0.5) or 0)
     begin, replied = time.monotonic(), []
 
     def call() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy import special, stats
+from scipy import special
 
 from moe_routing_bench import intervals
 from moe_routing_bench import statistics as summaries
@@ -33,7 +33,6 @@ PLACES = [
     (statistics, "median"),
     (sampling, "median"),
     (summaries, "summarize"),
-    (stats.t, "ppf"),
     (special, "stdtrit"),
     (intervals, "paired_ratio"),
     (random.Random, "sample"),

@@ -127,7 +127,7 @@ def test_every_request_is_answered_once(end, code, error, heard, monkeypatch) ->
     """With the status that the process then leaves with, also where nobody listens any more."""
     said, flushed = [], []
 
-    def serve(connection) -> int:
+    def serve(connection, memory) -> int:
         if end:
             raise end
         return 7
@@ -149,7 +149,7 @@ def test_every_request_is_answered_once(end, code, error, heard, monkeypatch) ->
     with monkeypatch.context() as one:
         one.setattr(os, "_exit", leave)
         with pytest.raises(Left):
-            server.answer(SimpleNamespace(sendall=send))
+            server.answer(SimpleNamespace(sendall=send), server.Memory())
     assert said == [f"{code}\n".encode(), code] and flushed[-2:] == ["stdout", "stderr"]
 
 

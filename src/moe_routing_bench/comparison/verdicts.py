@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from scipy import stats
+from scipy import special
 
 LEAST = 0.005  # of |ln ratio|: what no twins can take a floor below
 LEAST_TWINS = 5  # fewer say nothing of a percentile: those of a wider class are taken
@@ -53,7 +53,7 @@ def floor(gaps: pd.Series) -> float:
     """
     found = [LEAST, float(np.quantile(gaps, QUANTILE, method="higher"))]
     if len(gaps) < MANY_TWINS:
-        found.append(float(np.sqrt(np.mean(np.square(gaps))) * stats.t.ppf(1 - RATE / 2, len(gaps) / 2)))
+        found.append(float(np.sqrt(np.mean(np.square(gaps))) * special.stdtrit(len(gaps) / 2, 1 - RATE / 2)))
     return max(found)
 
 
@@ -78,11 +78,9 @@ def floors(rows: pd.DataFrame, known: pd.DataFrame | None = None) -> pd.Series:
 
 def adjusted(p: pd.Series) -> pd.Series:
     """Benjamini-Hochberg's p over those that are known."""
-    found = pd.Series(np.nan, p.index, float)
-    known = p.dropna().astype(float)
-    if len(known):
-        found[known.index] = stats.false_discovery_control(known)
-    return found
+    known = p.dropna().astype(float).sort_values(ascending=False)
+    ranks = np.arange(len(known), 0, -1)
+    return (known * len(known) / ranks).cummin().clip(upper=1).reindex(p.index)
 
 
 def verdict(ratio: float, low: float, high: float, p: float, floor: float) -> str:

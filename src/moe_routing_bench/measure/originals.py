@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import special, stats
+from scipy import special
 
 from moe_routing_bench.measure.candidate import Failure, Ruined
 
@@ -35,7 +35,7 @@ _HARNESS = (
 _PLACES: tuple[Any, ...] = (
     builtins, math, os, random, secrets, statistics, sys, threading, time, np, torch, torch.cuda, torch.Tensor,
     torch.cuda.Event, torch.cuda.CUDAGraph, torch.cuda.Stream, torch.Generator, random.Random, secrets.SystemRandom,
-    special, stats.t, type(stats.t), stats.rv_continuous,
+    special,
 )  # fmt: skip
 _WHOLE = ("numpy.lib._function_base_impl", "numpy._core.fromnumeric", "numpy._core._methods")  # behind numpy's names
 # What comparing tensors comes to in the dispatcher, where an extension may register a kernel of its own.

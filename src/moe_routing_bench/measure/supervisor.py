@@ -208,7 +208,7 @@ def _manner(status: int) -> str:
     return f"exited with status {os.WEXITSTATUS(status)}"
 
 
-def main(arguments: list[str], mode: str = "cold", watch: Any = None) -> int:
+def main(arguments: list[str], mode: str = "cold", watch: Any = None, memory: Any = None) -> int:
     """``OUT SPEC [PLATFORM]``: measure the spec's job and write its file, on this platform alone. Returns the exit status."""
     streams.never_raise()
     out, spec, *asked = arguments
