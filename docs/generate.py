@@ -51,13 +51,18 @@ def summary(module: Path) -> str:
 
 
 def packages() -> str:
-    """A line per package directly below one of the two that are installed."""
-    folders = [folder.parent for package in PACKAGES for folder in sorted(package.glob("*/__init__.py"))]
-    return table(
-        [
-            {"package": f"`{folder.parent.name}/{folder.name}/`", "contents": summary(folder / "__init__.py")}
-            for folder in folders
-        ]
+    """A table for each of the two packages that are installed: a line per package directly below it."""
+    return "\n".join(
+        table(
+            [
+                {
+                    f"in `{package.name}`": f"`{path.parent.name}/`",
+                    "contents": summary(path).removeprefix(f"{path.parent.name}: "),
+                }
+                for path in sorted(package.glob("*/__init__.py"))
+            ]
+        )
+        for package in PACKAGES
     )
 
 
@@ -103,12 +108,52 @@ def _default(axis: Axis) -> str:
     return f"{known:g}" if isinstance(known, float) else str(known)
 
 
+_RATIO = "95 % interval of that ratio, and the two-sided p of a ratio of 1"
+TOGETHER = {  # columns that share a line of the table
+    ("ci_low_us", "ci_high_us"): "95 % confidence interval of the median time",
+    (
+        "min_us",
+        "p5_us",
+        "q1_us",
+        "q3_us",
+        "p95_us",
+        "max_us",
+    ): "shortest sample, percentiles 5, 25, 75 and 95, longest sample",
+    ("samples_us", "set_aside_samples_us"): "every sample that counts, and every sample that was set aside, in order",
+    ("speedup_ci_low", "speedup_ci_high", "speedup_p"): _RATIO,
+    ("best_speedup_ci_low", "best_speedup_ci_high", "best_speedup_p"): _RATIO,
+    ("twin_speedup_ci_low", "twin_speedup_ci_high", "twin_speedup_p"): _RATIO,
+    ("again_ci_low_us", "again_ci_high_us"): "95 % confidence interval of that time",
+    ("active_experts", "dead_experts"): "experts with and without a token",
+    (
+        "copy_gb_per_s",
+        "read_gb_per_s",
+        "write_gb_per_s",
+    ): "bandwidth of a copy (bytes read plus written), of reading alone, of writing alone",
+    ("started_at", "ended_at"): "start and end of the cell, UTC",
+    ("host", "device", "gpu_name", "gpu_uuid", "driver"): "machine, cpu or cuda, GPU, version of the NVIDIA driver",
+    ("sm_clock_mhz", "memory_clock_mhz"): "clocks of multiprocessors and memory at the end of the cell",
+    (
+        "python_version",
+        "torch_version",
+        "cuda_version",
+        "triton_version",
+        "cutlass_dsl_version",
+    ): "versions of Python, torch, the CUDA of torch, Triton, nvidia-cutlass-dsl",
+}
+
+
 def columns() -> str:
-    """The columns of a row: what each holds, and its unit."""
+    """The columns of a row: what each holds, and its unit; those of `TOGETHER` share a line."""
+    assert {name for names in TOGETHER for name in names} <= set(COLUMNS)
     lines = []
     for name in COLUMNS:
-        one = about()[name]
-        lines.append({"column": f"`{name}`", "unit": one.unit, "contents": one.meaning})
+        names, meaning = next(
+            ((names, meaning) for names, meaning in TOGETHER.items() if name in names), ((name,), about()[name].meaning)
+        )
+        if name == names[0]:
+            shown = ", ".join(f"`{one}`" for one in names)
+            lines.append({"column": shown, "unit": about()[name].unit, "contents": meaning})
     return table(lines).replace("|ln ratio|", r"\|ln ratio\|")
 
 

@@ -15,6 +15,7 @@ LIBRARY, DEQUANTISED = (
     tuple(one.name for one in BENCHES["model"].implementations if one.name.startswith(begin))
     for begin in (models.LIBRARY, "dequant")
 )
+GROUPS = {LIBRARY: "`transformers_*`", DEQUANTISED: "`dequant*`"}
 OURS, QUANTISED = ("cute", "cute_gather"), (format_bars.QUANTISED,)
 # seeds, which of their rows in words and as a query, and what takes how many times as long as what: of several, the fastest
 RATIOS: Sequence[tuple[tuple[str, ...], str, str, Sequence[str], Sequence[str]]] = (
@@ -62,7 +63,7 @@ def seed_ratios() -> str:
     lines = []
     for seeds, which, where, slower, faster in RATIOS:
         found = [ratio for seed in seeds for ratio in ratios(seed, where, slower, faster)]
-        time, unit = (", ".join(f"`{name}`" for name in ways) for ways in (slower, faster))
+        time, unit = (GROUPS.get(tuple(ways)) or ", ".join(f"`{name}`" for name in ways) for ways in (slower, faster))
         lines.append(
             {
                 "seed": ", ".join(seeds),
