@@ -31,7 +31,7 @@ def about() -> str:
         lines.append(
             {
                 "source": f"{source.title} {source.version} ({source.author}, {source.licence}): {source.source}",
-                "rows": f"{len(rows)}, of which {len(published_rows.whole(rows))} of one GPU with balanced loads",
+                "rows": f"{len(rows)}, of which {len(published_rows.comparable(rows))} of one GPU or tensor-parallel rank with balanced loads",
                 "card": source.hardware,
                 "boundary": source.boundary,
                 "mode": f"{source.mode}. {source.mode_note}",
@@ -49,7 +49,7 @@ def kernels() -> str:
     """A line per published kernel and format: the implementation here, and what differs or is lacking."""
     lines = []
     for source, rows, _ in sources():
-        counts = published_rows.whole(rows).groupby(["kernel", "weights"], sort=True).size()
+        counts = published_rows.comparable(rows).groupby(["kernel", "weights"], sort=True).size()
         for (name, weights), count in counts.items():
             kernel = source.kernel(name, weights)
             here = f"`{kernel.implementation}`" if kernel.implementation else "–"
@@ -64,14 +64,15 @@ def cells() -> str:
     lines: dict[tuple[str, str], dict[str, list[str]]] = {}
     for _, rows, matched in sources():
         here = matched.set_index([*published_rows.CELL, "package", "version"]).sort_index() if len(matched) else matched
-        whole = published_rows.whole(rows)
-        for key, cell in whole[whole["tokens"].isin(SHOWN)].groupby(published_rows.CELL, sort=True):
+        comparable = published_rows.comparable(rows)
+        for key, cell in comparable[comparable["tokens"].isin(SHOWN)].groupby(published_rows.CELL, sort=True):
             first, found = cell.iloc[0], {}
             for package, name in NAMES.items():
                 found |= _package(cell[cell["package"] == package], name, here, key)
             ours = here.loc[key, "ours_us"].iloc[0] if len(here) and key in here.index else float("nan")
             found["`ops.layer`, warm"] = digits(ours)
-            line = lines.setdefault((first["model"], f"`{first['weights']}`"), {})
+            rank = f", one of {ranks} ranks" if (ranks := first["tensor_parallel"]) > 1 else ""
+            line = lines.setdefault((f"{first['model']}{rank}", f"`{first['weights']}`"), {})
             for name, time in found.items():
                 line.setdefault(name, ["–"] * len(SHOWN))[SHOWN.index(first["tokens"])] = time
     shown = {name for line in lines.values() for name, times in line.items() if set(times) != {"–"}}

@@ -98,6 +98,8 @@ def test_what_has_no_time_here_says_why(rows, values, status, why) -> None:
         {"skew": 0.7},
         {"capacity_factor": 1.25},
         {"shared_intermediate": 512},
+        {"tp": 2},
+        {"ep": 8},
     ],
 )
 def test_rows_of_other_cells_are_not_compared(other: dict[str, object]) -> None:
@@ -107,6 +109,18 @@ def test_rows_of_other_cells_are_not_compared(other: dict[str, object]) -> None:
 @pytest.mark.parametrize("spread", [{"tensor_parallel": 2}, {"expert_parallel": 8}, {"loads": "power_law_1.2"}])
 def test_ranks_and_uneven_loads_are_kept_as_data(spread: dict[str, object]) -> None:
     assert matched(ours("sonicmoe", 100.0), **spread).empty
+
+
+def test_a_tensor_parallel_rank_is_compared_with_one_of_as_many() -> None:
+    """Its width is a part of the model's in both."""
+    rank = {"intermediate": 384, "tensor_parallel": 2}
+    (line,) = matched(ours("sonicmoe", 100.0, intermediate=384, tp=2), **rank).to_dict("records")
+    assert line["status"] == published_rows.REPRODUCED
+    assert matched(ours("sonicmoe", 100.0, intermediate=384, tp=4), **rank).empty
+    path = next(iter(published.load(ROOT / paths.OTHERS)))
+    rows = published_rows.read(path)
+    ranks = rows[(rows["tensor_parallel"] > 1) & (rows["expert_parallel"] == 1)]
+    assert len(ranks) > 40 and set(ranks["model"]) == {"qwen3-30b-a3b", "deepseek-v3"}
 
 
 def test_the_share_counts_what_has_a_row_of_the_same_kernel() -> None:
@@ -143,11 +157,12 @@ def test_the_stored_rows_are_foreign_rows_of_the_sizes_of_presets() -> None:
     models = presets.load(ROOT / paths.MODELS)
     for path, source in published.load(ROOT / paths.OTHERS).items():
         assert len(foreign.read_csv(path)) == len(pd.read_csv(path))
-        rows = published_rows.whole(published_rows.read(path))
+        rows = published_rows.comparable(published_rows.read(path))
         assert len(rows) >= 300
         for row in rows.to_dict("records"):
             sizes = presets.values(models[row["model"]])
-            assert all(row[name] == sizes[name] for name in SIZES), row
+            whole = row | {"intermediate": row["intermediate"] * row["tensor_parallel"]}
+            assert all(whole[name] == sizes[name] for name in SIZES), row
             assert source.kernel(row["kernel"], row["weights"])
 
 

@@ -1,6 +1,6 @@
 """Published rows of other projects next to ours of the same cell: whether the same kernel takes as long here. Pure functions; no torch.
 
-A cell is the same if model, tokens, sizes and formats are, on one GPU with balanced loads. Their times and ours have different boundaries, so they take
+A cell is the same if model, tokens, sizes and formats are, on one GPU or one tensor-parallel rank, with balanced loads. Their times and ours have different boundaries, so they take
 no part in verdicts, headlines and figures of ours.
 """
 
@@ -23,23 +23,30 @@ REPRODUCED, NOT, NO_ROW, NO_IMPLEMENTATION, NO_TIME = (
     "no implementation here",
     "no time here",
 )
-CELL = ["model", "tokens", "hidden", "intermediate", "experts", "top_k", "weights", "packed"]
+CELL = ["model", "tokens", "hidden", "intermediate", "experts", "top_k", "weights", "packed", "tensor_parallel"]
+_MODEL = ["hidden", "experts", "top_k"]
 TIME = "warm_median_us"  # theirs are warm
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The rows of a file as published, those of a whole layer with the name of its preset. Raises `UserError` for no CSV file."""
+    """The rows of a file as published. Those of a tensor-parallel rank have the model whose whole layer the file has. Raises `UserError` for
+    no CSV file."""
     try:
-        return pd.read_csv(guarded.csv_of(path), dtype={"model": "string"})
+        rows = pd.read_csv(guarded.csv_of(path), dtype={"model": "string"})
     except (OSError, ValueError) as error:
         hint = getattr(error, "strerror", None) or str(error)
         raise bad("published rows", str(path), "a CSV file with a header", hint) from error
+    whole = rows[rows["model"].notna()]
+    known = dict(zip(whole[[*_MODEL, "intermediate"]].itertuples(index=False, name=None), whole["model"], strict=True))
+    widths = rows[_MODEL].assign(width=rows["intermediate"] * rows["tensor_parallel"])
+    found = [known.get(sizes) for sizes in widths.itertuples(index=False, name=None)]
+    return rows.assign(model=rows["model"].fillna(pd.Series(found, rows.index, "string")))
 
 
-def whole(published: pd.DataFrame) -> pd.DataFrame:
-    """The rows of layers on one GPU with balanced loads: those that cells here can be like."""
-    alone = (published["tensor_parallel"] == 1) & (published["expert_parallel"] == 1)
-    return published[alone & (published["loads"] == "balanced") & published["model"].notna()]
+def comparable(published: pd.DataFrame) -> pd.DataFrame:
+    """The rows of layers on one GPU, or of a tensor-parallel rank, with balanced loads: those that cells here can be like."""
+    even = (published["expert_parallel"] == 1) & (published["loads"] == "balanced")
+    return published[even & published["model"].notna()]
 
 
 def matched(source: Source, published: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
@@ -53,7 +60,7 @@ def matched(source: Source, published: pd.DataFrame, rows: pd.DataFrame) -> pd.D
     lines = []
     cells = dict(list(ok.groupby(CELL))) if len(ok) else {}
     ours = {key: _ours(found) for key, found in cells.items()}
-    for row in whole(published).to_dict("records"):
+    for row in comparable(published).to_dict("records"):
         key = tuple(row[name] for name in CELL)
         if key in cells:
             lines.append(_line(source, row, cells[key]) | ours[key])
@@ -64,8 +71,12 @@ def _plain(rows: pd.DataFrame, source: Source) -> pd.DataFrame:
     """Rows of the bench and card of a source with balanced loads, without a limit of capacity and shared experts; of a cell that several runs have, the last."""
     kept = rows[(rows["bench"] == source.bench) & rows["model"].notna() & rows["gpu_name"].eq(source.hardware)]
     even = (kept["skew"].fillna(0) == 0) & (kept["sampler"].fillna("exact") == "exact") & kept["trace"].isna()
-    kept = kept[even & kept[["capacity_factor", "shared_intermediate", "tp", "ep"]].isna().all(axis=1)]
-    kept = kept.assign(model=kept["model"].astype("string"), weights=kept["weights"].fillna(kept["dtype"]))
+    kept = kept[even & kept[["capacity_factor", "shared_intermediate", "ep"]].isna().all(axis=1)]
+    kept = kept.assign(
+        model=kept["model"].astype("string"),
+        weights=kept["weights"].fillna(kept["dtype"]),
+        tensor_parallel=kept["tp"].fillna(1).astype(int),
+    )
     return kept.sort_values("started_at", kind="stable").drop_duplicates([*CELL, "implementation"], keep="last")
 
 
@@ -116,7 +127,7 @@ def summary(lines: pd.DataFrame) -> dict[str, int]:
 def sentence(source: Source, published: pd.DataFrame, lines: pd.DataFrame) -> str:
     """The reproduced share, and what has no row yet, in sentences."""
     found = summary(lines)
-    text = f"{found['matched']} of {len(whole(published))} published rows of {source.title} (one GPU, balanced loads) are of cells here."
+    text = f"{found['matched']} of {len(comparable(published))} published rows of {source.title} (one GPU or tensor-parallel rank, balanced loads) are of cells here."
     if found["compared"]:
         share, verb = found["reproduced"] / found["compared"], "is" if found["reproduced"] == 1 else "are"
         text += f" {found['compared']} have a row of the same kernel, of which {found['reproduced']} ({100 * share:.0f} %) {verb} reproduced within {100 * source.within:.0f} %."

@@ -32,7 +32,7 @@ def tables(rows: pd.DataFrame) -> list[Table]:
 def _texts(line: dict) -> list[str]:
     status = f"{line['status']}: {line['why']}" if line["why"] else line["status"]
     return [
-        line["model"],
+        line["model"] + (f", one of {ranks} ranks" if (ranks := line["tensor_parallel"]) > 1 else ""),
         str(line["tokens"]),
         line["weights"],
         line["package"],
