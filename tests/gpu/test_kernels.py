@@ -231,7 +231,7 @@ def test_kernels_that_start_early_read_what_is_complete(tokens, shared):
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("weights", [name for name, form in WEIGHTS.items() if form.codec != "float4"])
+@pytest.mark.parametrize("weights", [name for name in WEIGHTS if name != "nvfp4"])
 @pytest.mark.parametrize("tokens", [1, 300, 1000, 1200, 2500, 7000])  # all forms of the kernel
 def test_quantised_weights(tokens, weights, dtype):
     """Every format that our kernel takes, at sizes that fill no block of it."""
@@ -240,11 +240,21 @@ def test_quantised_weights(tokens, weights, dtype):
 
 
 @pytest.mark.parametrize("activation", EVERY)
-@pytest.mark.parametrize("weights", ["int4_g128", "e4m3_block128"])
+@pytest.mark.parametrize("weights", ["int4_g128", "e4m3_block128", "mxfp4"])
 @pytest.mark.parametrize("tokens", [5, 777])
 def test_layers_with_quantised_weights(tokens, weights, activation):
     cell = cell_of("layer", tokens, 1024, 60, 4, None, 0.5, None, "bf16", activation=activation, vectors=True)
     run(cell.but(weights=weights), "cute_quantised")
+
+
+@pytest.mark.parametrize("name", ["cute", "cute_gather", "cute_dependent", "triton", "triton_gather", "cute_quantised"])
+@pytest.mark.parametrize("factor", [None, 1.0])
+@pytest.mark.parametrize("tokens", [1, 5, 777])  # one token may have no expert here
+def test_layers_of_an_expert_parallel_rank(tokens, factor, name):
+    if tokens > 5 and name == "cute_dependent":
+        pytest.skip("is for few rows")
+    cell = cell_of("layer", tokens, 512, 60, 4, factor, 0.5, None, "bf16", vectors=True)
+    run(cell.but(ep=4, weights="int4_g32" if name == "cute_quantised" else "bf16"), name)
 
 
 @pytest.mark.parametrize("activation", EVERY)
