@@ -22,6 +22,26 @@ if TYPE_CHECKING:
 NONE = "none"  # how a config spells a value that is absent where absence means something
 OrNone = Literal["none"]
 
+_DECIMAL = {int: r"[+-]?[0-9]{1,4000}", float: r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?"}
+
+
+def decimal(kind: type, text: str) -> int | float | None:
+    """The number that a text spells in decimal digits; None for any other, such as those of Python and YAML: ``1_000``, ``0x10``, ``nan``."""
+    return kind(text) if len(text) <= 4000 and re.fullmatch(_DECIMAL[kind], text) else None
+
+
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,149}")
+
+
+def file_name(what: str, name: str) -> str:
+    """A name that may be part of a path, a command and a wildcard of the workflow. Raises `UserError` for any other."""
+    if not _FILE_NAME.fullmatch(name):
+        raise bad(
+            what, name, "at most 150 letters a to z, digits and any of _ . + = -, the first a letter, a digit or _"
+        )
+    return name
+
+
 _WORDS = {int: ("an integer", "integers"), float: ("a number", "numbers"), str: ("a name", "names")}
 
 

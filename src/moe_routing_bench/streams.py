@@ -3,10 +3,25 @@
 import contextlib
 import io
 import os
+import re
 import sys
 from typing import Any
 
 STDOUT, STDERR = 1, 2
+# Control characters, and those that change the direction of letters or are invisible; a line's end and a tab are neither.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+
+
+def plain(text: str) -> str:
+    """A text that no terminal obeys: control characters are written as Python escapes them. Lines stay lines."""
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+
+
+def holds_controls(text: str) -> bool:
+    """Whether a name has a character that a terminal may obey, or that ends a line."""
+    return bool(_CONTROL.search(text)) or "\n" in text or "\t" in text
 
 
 class Unwritable(OSError):
@@ -33,6 +48,32 @@ class _Messages(io.FileIO):
             return super().write(data)
         except OSError:
             return memoryview(data).nbytes
+
+
+class Plain(io.TextIOWrapper):
+    """A stream of a command: names, reasons and contents of files go through it, and no terminal obeys them."""
+
+    def write(self, text: str) -> int:
+        """Write a text without control characters."""
+        return super().write(plain(text))
+
+
+class Styled:
+    """The same stream for what makes colours and moving lines itself, and asks `plain` about every text."""
+
+    def __init__(self, stream: Any) -> None:
+        """Any stream; one that is not `Plain` stays as it is."""
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text as it is."""
+        return (
+            io.TextIOWrapper.write(self._stream, text) if isinstance(self._stream, Plain) else self._stream.write(text)
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a stream has."""
+        return getattr(self._stream, name)
 
 
 def guard() -> None:
@@ -66,7 +107,7 @@ def _guarded(stream: io.TextIOWrapper | None, raw: io.FileIO) -> io.TextIOWrappe
     encoding, errors, at_once = (
         (stream.encoding, stream.errors, stream.write_through) if stream else (None, "replace", False)
     )
-    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=lines, write_through=at_once)
+    return Plain(io.BufferedWriter(raw), encoding, errors, line_buffering=lines, write_through=at_once)
 
 
 def never_raise() -> None:
@@ -84,7 +125,7 @@ def never_raise() -> None:
 def _opened_again(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """A stream with the same descriptor, which learns anew what that is."""
     raw = open(stream.fileno(), "wb", closefd=False)  # noqa: SIM115 - it lives as long as the process
-    return io.TextIOWrapper(
+    return (Plain if isinstance(stream, Plain) else io.TextIOWrapper)(
         raw, stream.encoding, "replace", line_buffering=stream.line_buffering, write_through=stream.write_through
     )
 

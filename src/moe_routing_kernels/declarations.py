@@ -21,7 +21,8 @@ from moe_routing_kernels import closure
 from moe_routing_kernels.errors import bad, one_line
 
 GROUP = "moe_routing_bench.implementations"  # of entry points, whose values are references
-REFERENCE = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*(:[A-Za-z_]\w*)?"
+_NAME = "[A-Za-z_][A-Za-z0-9_]*"
+REFERENCE = rf"{_NAME}(\.{_NAME})*(:{_NAME})?"
 
 
 def read(reference: str, kind: type, *inner: type) -> dict[str, Any]:

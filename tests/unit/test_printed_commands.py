@@ -23,10 +23,8 @@ NAMES = {
     "a dollar": "$HOME",
     "a command": "$(touch made)",
     "a semicolon": "a; touch made",
-    "a star": "*",
     "an ampersand": "a && touch made",
     "a tilde": "~",
-    "a line": "a\nb",
     "a dash": "-rf",
     "a letter of another alphabet": "größe-日本",
 }

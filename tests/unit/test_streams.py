@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -80,3 +81,48 @@ def check_kept(command: str, folder: Path) -> None:
     (kept,) = folder.glob("moe-routing-bench-rows-*.json")
     assert ended.returncode == 2 and [row["status"] for row in json.loads(kept.read_text())] == ["ok"]
     assert f"kept in {kept}: 1 row" in ended.stderr and "Traceback" not in ended.stderr
+
+
+HOSTILE = "a\x1b]0;title\x07\x1b[2J\u202eb\x9b1m\x00\rc"
+
+
+@pytest.mark.fault("control characters", 3)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_what_is_printed_holds_no_control_characters(stream: str, tmp_path: Path) -> None:
+    """Whatever prints it: Python, a table, a traceback. What draws in colours does so on a terminal."""
+    (tmp_path / "it.py").write_text(
+        "import sys\n"
+        "from rich.table import Table\n"
+        "from moe_routing_bench import streams\n"
+        "from moe_routing_bench.cli import printing\n"
+        "streams.guard()\n"
+        f"stream, text = sys.{stream}, {HOSTILE!r}\n"
+        "table = Table(text, title=text)\n"
+        "table.add_row(text)\n"
+        "print(text, file=stream)\n"
+        "sys.stdout = stream\n"
+        "printing.show(table)\n"
+        "streams.never_raise()\n"
+        "print('é', file=stream)\n"
+        "stream.flush()\n"
+        "raise ValueError(text)\n"
+    )
+    ended = shell(f"{sys.executable} it.py", tmp_path)
+    text = ended.stdout + ended.stderr
+    assert text.count(r"\x1b]0;title") == 5 and "é" in text
+    assert all(letter.isprintable() or letter == "\n" for letter in text)
+
+
+def test_a_terminal_shows_colours_that_are_ours() -> None:
+    """A table in a pseudo terminal has styles, and the texts of it none."""
+    script = (
+        "from rich.table import Table; from moe_routing_bench import streams; from moe_routing_bench.cli import printing\n"
+        "streams.guard()\ntable = Table('name')\ntable.add_row('\\x1b[31mred')\nprinting.show(table)\nprint('\\x1b[31mred')"
+    )
+    master, slave = os.openpty()
+    env = os.environ | {"TERM": "xterm-256color"}
+    subprocess.run([sys.executable, "-c", script], stdout=slave, env=env, check=True, timeout=60)
+    os.close(slave)
+    shown = os.read(master, 10**5).decode()
+    os.close(master)
+    assert "\x1b[1m" in shown and shown.count(r"\x1b[31") == 2 and "\x1b[31m" not in shown

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -16,7 +15,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import options, printing
 from moe_routing_bench.cli.delivery import Delivery, Part, Rows, delivering
 from moe_routing_bench.cli.options import option_of
-from moe_routing_bench.cli.printing import show
+from moe_routing_bench.cli.printing import progress_console, show
 from moe_routing_bench.config import by_hand
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell
@@ -115,7 +114,7 @@ def accuracy(
     delivery = Delivery(document, len(cases))
     with delivering(delivery):
         # Other people's kernels may take minutes to compile.
-        for cell, kind in track(cases, "accuracy", console=Console(stderr=True)):
+        for cell, kind in track(cases, "accuracy", console=progress_console()):
             found = [row | common for row in matrix.rows(cell, kind, names, device)]
             delivery.add(cell, found)
             rows += found

@@ -17,7 +17,7 @@ from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import cell_files, paths, records
 from moe_routing_bench.store.parquet import read_table, write_table
 from moe_routing_bench.study.request import config_or_last, effective, jobs_of, platform_of
-from moe_routing_kernels.errors import bad, pick
+from moe_routing_kernels.errors import bad, one_line, pick
 
 
 def collect(
@@ -51,8 +51,12 @@ def collect(
     print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")
     for row in table.select(["bench", "implementation", "cell", "anomaly", "again"]).to_pylist():
         if row["anomaly"]:
-            print(f"in doubt: {row['bench']} {row['implementation']} {row['cell']}: {row['anomaly']}; {row['again']}")
-    print(f"measured on {places(table.select(['gpu_uuid', 'gpu_name', 'host', 'slurm_job_id']).to_pylist())}")
+            print(
+                one_line(
+                    f"in doubt: {row['bench']} {row['implementation']} {row['cell']}: {row['anomaly']}; {row['again']}"
+                )
+            )
+    print(one_line(f"measured on {places(table.select(['gpu_uuid', 'gpu_name', 'host', 'slurm_job_id']).to_pylist())}"))
 
 
 def collect_quality(
@@ -72,7 +76,7 @@ def collect_quality(
     table = run_rows.collect(planned.files(platform), planned.timing_files(platform))
     write_table(out, records.of_platform(table, platform, "training runs"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.finals)} runs")
-    print(f"trained on {places(table.select(['host', 'slurm_job_id']).to_pylist())}")
+    print(one_line(f"trained on {places(table.select(['host', 'slurm_job_id']).to_pylist())}"))
     print(comparison("compare").text(table.to_pandas()))
 
 
@@ -93,7 +97,7 @@ def collect_perft(
     table = run_rows.collect(planned.adaptation_files(platform), {}, adaptation_rows.SCHEMA)
     write_table(out, records.of_platform(table, platform, "adaptations"))
     print(f"wrote {out}: {len(table)} evaluations of {len(planned.adaptations)} adaptations")
-    print(f"trained on {places(table.select(['host', 'slurm_job_id']).to_pylist())}")
+    print(one_line(f"trained on {places(table.select(['host', 'slurm_job_id']).to_pylist())}"))
     print(comparison("perft_summary").text(table.to_pandas()))
 
 

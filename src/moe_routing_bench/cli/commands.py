@@ -1,6 +1,7 @@
 """All commands by name. A command's module is imported when it is called: pandas, torch and Arrow take a second, `--help` does not need them."""
 
 import ast
+import contextlib
 import functools
 import importlib
 import re
@@ -8,11 +9,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from moe_routing_kernels.errors import bad
+from moe_routing_bench.cli import texts
+from moe_routing_kernels.errors import MOST_LETTERS, UserError, bad, one_line
 
 # The function of each command, in a module of `cli`, below the heading that it has in the help.
 SECTIONS = {
@@ -60,17 +63,37 @@ SECTIONS = {
 _FUNCTIONS = {name: function for section in SECTIONS.values() for name, function in section.items()}
 
 
+_UsageError: Any = typer.BadParameter.__base__  # a mistake in a command line, as the parser calls it
+
+
 class Command(TyperCommand):
-    """A command that refuses an option of one value given twice, of which the first would be ignored."""
+    """A command that refuses an option of one value given twice, of which the first would be ignored, and odd texts."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line. Raises `UserError`."""
-        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        with _one_line(ctx):
+            values, _, order = self.make_parser(ctx).parse_args(list(args))
         for option in order:
             once = option.param_type_name == "option" and not option.multiple  # type: ignore
             if once and order.count(option) > 1:
                 raise bad(option.opts[0], f"{order.count(option)} times", "once")
-        return super().parse_args(ctx, args)
+            texts.check(self.callback, option, values[option.name])  # type: ignore
+        with _one_line(ctx):
+            return super().parse_args(ctx, args)
+
+
+@contextlib.contextmanager
+def _one_line(ctx: Any) -> Iterator[None]:
+    """Raise `UserError` in place of a mistake that the parser would print with the usage, and with what it got as it is."""
+    try:
+        yield
+    except _UsageError as error:
+        if type(error).__name__.startswith("NoArgs"):  # which prints the help
+            raise
+        hint = f"hint: {ctx.command_path} --help"
+        raise UserError(
+            f"{one_line(error.format_message().rstrip('.'), MOST_LETTERS - len(hint) - 2)}; {hint}"
+        ) from error
 
 
 class Loaded(Mapping[str, Command]):
@@ -106,6 +129,16 @@ class Commands(TyperGroup):
         """The commands are those of `SECTIONS`."""
         super().__init__(**attributes)
         self.commands = Loaded()  # type: ignore
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what comes before a command's name. Raises `UserError`."""
+        with _one_line(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command and its arguments. Raises `UserError`."""
+        with _one_line(ctx):
+            return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of the help."""

@@ -14,9 +14,9 @@ from moe_routing_bench.cli import options
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, records
-from moe_routing_kernels.errors import bad
+from moe_routing_kernels.errors import bad, one_line
 
-_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
+_PERCENT = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?) *%?")
 _RUN = "a Parquet file, a folder of results/ such as nvidia-h200, or COMMIT:FOLDER"
 
 
@@ -43,7 +43,7 @@ def compare(
     runs = importlib.import_module("moe_routing_bench.comparison.runs")
     comparison = runs.compare(_table(before), _table(after), across)
     for mark in comparison.marks:
-        print(f"differs besides the code: {mark}")
+        print(one_line(f"differs besides the code: {mark}"))
     changed = comparison.changed()
     show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
     print(f"{len(comparison.rows)} rows: {counts(comparison.rows['verdict'].tolist())}")
@@ -107,7 +107,10 @@ def _lasting(name: str) -> str:
     commit, colon, folder = name.partition(":")
     if not colon:
         return name
-    done = subprocess.run(["git", "rev-parse", "--short", commit], capture_output=True, check=True, encoding="utf-8")
+    command = ["git", "rev-parse", "--verify", "--short", "--end-of-options", commit]
+    done = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")
+    if done.returncode:
+        raise bad("run", name, _RUN, done.stderr.strip())
     return f"{done.stdout.strip()}:{folder}"
 
 
@@ -115,7 +118,7 @@ def _at(commit: str, folder: str) -> bytes:
     """The measurements of a results folder as git stores them at a commit."""
     place = f"{commit}:{paths.measurements(folder)}"
     try:
-        done = subprocess.run(["git", "show", place], capture_output=True, check=False)
+        done = subprocess.run(["git", "show", "--end-of-options", place], capture_output=True, check=False)
     except OSError as error:
         raise bad("run", place, _RUN, "git is not installed") from error
     if done.returncode:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import track
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.cli.accuracy import BENCH, default_cells
 from moe_routing_bench.cli.options import ConfigJson, Configs, Models
+from moe_routing_bench.cli.printing import progress_console
 from moe_routing_bench.config.load import on
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.project_files import to_install
@@ -57,7 +57,7 @@ def compile_(
     compiled_for = target.Target.named(arch) if arch else target.Target.here()
     known = len(cache.objects())
     without: dict[str, set[str]] = {}
-    for bench, name, cell in track(pairs, f"compiling for {compiled_for.arch}", console=Console(stderr=True)):
+    for bench, name, cell in track(pairs, f"compiling for {compiled_for.arch}", console=progress_console()):
         try:
             bench.precompile(name, cell, compiled_for)
         except NoForm:

@@ -10,8 +10,9 @@ import yaml
 
 from moe_routing_bench.cli.printing import quoted
 from moe_routing_bench.config import config_files, huggingface
+from moe_routing_bench.fields import file_name
 from moe_routing_bench.store.project_files import shipped
-from moe_routing_kernels.errors import bad, writing
+from moe_routing_kernels.errors import bad, one_line, writing
 
 _COPIED = ("config", "profiles", "workflow/profiles", "workflow/scripts/slurm.sh")
 
@@ -37,12 +38,11 @@ def preset(
     name: Annotated[str | None, typer.Option(help="Name of the preset [default: the name of its folder]")] = None,
 ) -> None:
     """Print a model preset, to be appended to config/models.yaml, with what was assumed as comments."""
+    if name is not None:
+        file_name("--name", name)
     fields, assumed = huggingface.preset(path)
     for assumption in assumed:
-        print(f"# assumed: {assumption}")
-    name = (
-        name
-        or re.sub(r"[^a-z0-9.]+", "-", config_files.model_name(config_files.located(path)).lower()).strip("-")
-        or "model"
-    )
+        print(f"# assumed: {one_line(assumption)}")
+    folder = config_files.model_name(config_files.located(path)).lower()
+    name = name or re.sub(r"[^a-z0-9.]+", "-", folder).strip("-.")[:100] or "model"
     print(yaml.safe_dump({name: fields}, sort_keys=False, width=1000, allow_unicode=True), end="")

@@ -69,7 +69,7 @@ def kernel(
     )
     pick("bench", bench, KERNELS, hint)
     name = path.stem
-    if path.suffix != ".py" or not name.isidentifier():
+    if path.suffix != ".py" or not (name.isidentifier() and name.isascii()):
         raise bad("path", str(path), "letters, digits and underscores before .py")
     if name in (implementation.name for implementation in BENCHES[bench].implementations):
         raise bad("path", str(path), "a new name", f"{bench} has an implementation {name}")

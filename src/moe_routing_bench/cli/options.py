@@ -12,7 +12,7 @@ import typer
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes, by_hand
 from moe_routing_bench.config.axes import AXES, Axis
-from moe_routing_bench.fields import NONE, words
+from moe_routing_bench.fields import NONE, decimal, words
 from moe_routing_bench.grid.cell import ISOLATE, Job
 from moe_routing_bench.store import paths
 from moe_routing_bench.study.request import models
@@ -107,7 +107,7 @@ def asked_jobs(
     names = None if implementations is None else [name.strip() for name in implementations]
     given = {name: _read(AXES[name], value) for name, value in values.items() if value is not None}
     with by_hand.called(option_of):
-        presets = models(own_models) if values["model"] else {}
+        presets = models(own_models) if values["model"] or own_models else {}
         return by_hand.jobs(bench, names, given, settings, plugins, presets, isolate)
 
 
@@ -127,12 +127,11 @@ def _read(axis: Axis, value: Any) -> Any:
 
 
 def _one(axis: Axis, value: Any) -> Any:
-    if axis.kind is str or (axis.optional and value == NONE):
+    if axis.kind is str or not isinstance(value, str) or (axis.optional and value == NONE):
         return value
-    try:
-        return axis.kind(value)
-    except ValueError:
-        raise bad(axis.option, value, words(axis.type)) from None
+    if (number := decimal(axis.kind, value)) is None:
+        raise bad(axis.option, value, words(axis.type))
+    return number
 
 
 Force = Annotated[bool, typer.Option("--force", help="Overwrite an output that is there already")]

@@ -13,14 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.segment import Segment
 from rich.table import Table
 
+from moe_routing_bench import streams
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.quantities import count, counts
 
 
 class _Console(Console):
-    """A console that raises BrokenPipeError, where rich would end the process."""
+    """A console that writes no control characters but its own, and raises BrokenPipeError, where rich would end the process."""
+
+    def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+        """What is drawn, as texts with their styles."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=streams.plain(segment.text))
 
     def on_broken_pipe(self) -> None:
         """Go on with the error that rich is handling."""
@@ -29,9 +36,19 @@ class _Console(Console):
 
 def show(*tables: Table) -> None:
     """Print tables, unwrapped where the output is no terminal so that a line stays a line."""
-    console = _Console(width=None if sys.stdout.isatty() else 240, highlight=False, markup=False)
+    width = None if sys.stdout.isatty() else 240
+    console = _Console(file=_styled(sys.stdout), width=width, highlight=False, markup=False)
     for table in tables:
         console.print(table)
+
+
+def progress_console() -> Console:
+    """A console on stderr, for `rich.progress.track`."""
+    return _Console(file=_styled(sys.stderr), markup=False)
+
+
+def _styled(stream: Any) -> Any:
+    return streams.Styled(stream)
 
 
 def plain(path: Path) -> str:

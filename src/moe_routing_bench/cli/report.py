@@ -52,16 +52,16 @@ def report(
     if rows is not None or out is not None:
         if rows is None or out is None or platform or run:
             raise bad("--rows and --out", "one of them, or a platform", "both, or neither")
+        table = importlib.import_module("moe_routing_bench.figures.foreign").read_csv(rows)
         options.check_folder("--out", out, force)
-        _write_foreign(rows, out)
+        _write_foreign(table, out)
         return
     platform = platform_of(platform, run)
     _write(platform, _tables(platform))
 
 
-def _write_foreign(rows: Path, out: Path) -> None:
+def _write_foreign(table: Any, out: Path) -> None:
     """Draw the figures of another benchmark's rows, then write their report."""
-    table = importlib.import_module("moe_routing_bench.figures.foreign").read_csv(rows)
     paper = importlib.import_module("moe_routing_bench.figures.paper")
     shown = [one for one in _figures().values() if one.source == "measurements"]
     folder = out / "figures"

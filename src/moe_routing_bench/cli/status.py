@@ -17,7 +17,7 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
     Without a config, of the one that the workflow was last run with for these results.
     """
     effective, platform, source = config_or_last(config, config_json, platform, run)
-    jobs = jobs_of(effective)
+    jobs, planned = jobs_of(effective), plan.expand(effective.get("quality", []), effective.get("perft", []))
     files = paths.cell_files(platform, jobs)
     cells = progress.of_cells(files)
     print(f"{platform}: {cells}")
@@ -29,7 +29,7 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
     print(f"rows: {counts([row['status'] for row in cells.rows])}")
     for line in progress.unwell(cells.rows):
         print(f"  {line}")
-    for kind in progress.of_training(plan.expand(effective.get("quality", []), effective.get("perft", [])), platform):
+    for kind in progress.of_training(planned, platform):
         print(kind)
     if cells.remain and (collected := progress.collected(platform, jobs)):
         print(

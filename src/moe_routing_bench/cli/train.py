@@ -9,6 +9,7 @@ import typer
 import yaml
 
 from moe_routing_bench.cli import options
+from moe_routing_bench.config.load import parse_yaml
 from moe_routing_bench.grid.run_spec import DENSE, VARIANTS, Adaptation, Run
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import gpus
@@ -180,7 +181,7 @@ def fields_of(options: list[str]) -> dict[str, Any]:
         if not separator:
             raise bad("--set", text, "FIELD=VALUE", "such as --set dim=128")
         try:
-            given[pick("--set", name, known)] = yaml.safe_load(value)
+            given[pick("--set", name, known)] = parse_yaml(value)
         except yaml.YAMLError as error:
             raise bad(f"--set {name}", value, "a YAML value", str(error)) from error
     if given.get("capacity_factor") == "none":

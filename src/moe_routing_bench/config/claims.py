@@ -9,7 +9,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import schema
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.load import read_mapping
-from moe_routing_bench.fields import Choice
+from moe_routing_bench.fields import Choice, file_name
 from moe_routing_bench.grid.settings import Amount
 from moe_routing_kernels.errors import bad, pick
 
@@ -104,6 +104,7 @@ def load(path: str | Path) -> list[Claim]:
     seen: set[str] = set()
     for claim in claims:
         where = f"claim {claim.id} in {path}"
+        file_name(f"id of a claim in {path}", claim.id)
         if claim.id in seen:
             raise bad(where, "the same id twice", "an id of its own")
         seen.add(claim.id)

@@ -13,6 +13,7 @@ from moe_routing_bench.benches.registry import benches_of
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.load import load
+from moe_routing_bench.fields import file_name
 from moe_routing_bench.grid.cell import ISOLATE, Cell, Job, Value
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.workload import skew, trace
@@ -236,6 +237,7 @@ def _check_trace(path: Path, tokens: int, experts: int, top_k: int) -> None:
         return
     except (OSError, ValueError) as error:  # a name that is too long, or holds a null
         raise bad("trace", str(path), trace.FORMAT, getattr(error, "strerror", None) or str(error)) from error
+    file_name("name of the trace", path.stem)
     _readable_trace(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino), tokens, experts, top_k)
 
 

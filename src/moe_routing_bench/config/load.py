@@ -3,6 +3,7 @@
 The YAML is without surprises: no key twice, nothing that contains itself, and no size that a user would not write by hand.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import yaml
 from moe_routing_bench.config import schema
 from moe_routing_bench.config.sections import DEFAULTS, Config
 from moe_routing_kernels import guarded
-from moe_routing_kernels.errors import bad
+from moe_routing_kernels.errors import bad, one_line
 
 MOST_DEPTH = 12  # lists and mappings in each other; a config needs four
 MOST_NODES = 100_000  # values, lists and mappings, with every alias written out
@@ -27,8 +28,11 @@ def parse_yaml(text: str) -> Any:
         root = loader.get_single_node()
         if root is None:
             return None
-        for node in _mappings(root):
-            _check_keys(node)
+        for node in _nodes(root):
+            if isinstance(node, yaml.MappingNode):
+                _check_keys(node)
+            elif isinstance(node, yaml.ScalarNode):
+                _check_scalar(node)
         return loader.construct_document(root)
     except (
         ArithmeticError,
@@ -73,16 +77,16 @@ def _check_size(text: str) -> None:
             add(1, event)
 
 
-def _mappings(root: yaml.Node) -> Iterator[yaml.MappingNode]:
-    """All mappings of a document, each once."""
+def _nodes(root: yaml.Node) -> Iterator[yaml.Node]:
+    """All nodes of a document, each once."""
     seen, left = set[int](), [root]
     while left:
         node = left.pop()
         if id(node) in seen:
             continue
         seen.add(id(node))
+        yield node
         if isinstance(node, yaml.MappingNode):
-            yield node
             left += [child for pair in node.value for child in pair]
         elif isinstance(node, yaml.SequenceNode):
             left += node.value
@@ -98,6 +102,28 @@ def _check_keys(node: yaml.MappingNode) -> None:
         if name in lines:
             raise yaml.YAMLError(f"key {key.value!r} is there twice, in lines {lines[name]} and {line}")
         lines[name] = line
+
+
+# What YAML 1.1 reads as something else than it says: 017 is 15, 1:30 is 90, `no` is false, 2026-11-28 a date.
+_SPELT = {
+    "int": (re.compile(r"[+-]?(0|[1-9][0-9]*)"), "another number", "write decimal digits"),
+    "float": (
+        re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"),
+        "another number",
+        "write decimal digits",
+    ),
+    "bool": (re.compile(r"true|false", re.IGNORECASE), "a truth value", "write true or false"),
+    "timestamp": (re.compile(r"(?!)"), "a date", "no field is one"),
+}
+
+
+def _check_scalar(node: yaml.ScalarNode) -> None:
+    """Refuse a value that means something else to YAML 1.1, which Snakemake reads, than to a reader or to YAML 1.2."""
+    kind = node.tag.rpartition(":")[2]
+    spelt, meaning, advice = _SPELT.get(kind, (None, "", ""))
+    if spelt and not spelt.fullmatch(node.value):
+        where = f"{one_line(node.value, 60)!r} in line {node.start_mark.line + 1}"
+        raise yaml.YAMLError(f"{where} is {meaning} in YAML 1.1: {advice}, or put a text in quotes")
 
 
 def _refused(why: str, event: Any) -> yaml.YAMLError:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from moe_routing_bench.config import schema
 from moe_routing_bench.config.axes import AXES, PRESET, SHARED
 from moe_routing_bench.config.load import read_mapping
-from moe_routing_bench.fields import Choice
+from moe_routing_bench.fields import Choice, file_name
 from moe_routing_bench.grid.settings import Amount, Count, Whole
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats.weights import WEIGHTS
@@ -50,6 +50,7 @@ def _load(path: str | Path) -> dict[str, Any]:
     presets = {}
     for name, fields in read_mapping(Path(path)).items():
         where = f"model {name} in {path}"
+        file_name(f"name of a model in {path}", name if isinstance(name, str) else repr(name))
         preset = schema.validated(Preset, fields, where)
         missing = [axis for axis in PRESET if getattr(preset, axis) is None]
         if missing and not preset.unsupported:

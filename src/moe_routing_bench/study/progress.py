@@ -17,7 +17,7 @@ from moe_routing_bench.quality.plan import Plan
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import cell_files, paths, records
 from moe_routing_bench.store.rows import SUMMARISED
-from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.errors import UserError, one_line
 
 FINE = ("ok", "unsupported")  # statuses of rows that need no attention
 _CODE = ("code_fingerprint", "plugin_fingerprint")
@@ -125,7 +125,7 @@ def collected(platform: str, jobs: Iterable[Job]) -> tuple[int, int] | None:
 def unwell(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """A line for every row whose status needs attention."""
     return [
-        f"{row['bench']} {row['cell']} {row['implementation']}: {row['status']}: {row.get('reason') or ''}"
+        one_line(f"{row['bench']} {row['cell']} {row['implementation']}: {row['status']}: {row.get('reason') or ''}")
         for row in rows
         if row["status"] not in FINE
     ]
