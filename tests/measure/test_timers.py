@@ -230,6 +230,12 @@ def test_leaving_out_every_other_rotation_shows(kind, device: Device) -> None:
     assert timer.alone_us() > 1.3 * timer.sample()
 
 
+def test_a_call_among_others_takes_the_median_of_the_samples_that_there_are(device: Device) -> None:
+    """Or a sample, of 50 us."""
+    timer = timers.GraphTimer([lambda: device.queue(50.0)], 1000)
+    assert timer.among_us([[1.0, 2.0, 3.0], [2.0, 9.0]]) == 2.0 and timer.among_us([]) == pytest.approx(50)
+
+
 def test_calls_that_wait_for_the_device_are_timed_with_their_waits(device: Device) -> None:
     """3 us on the host before 5 us on the device, every time; no spin can hide it, and none is tried for long."""
 
@@ -391,6 +397,28 @@ def test_the_wall_median_is_from_idle_to_idle(device: Device) -> None:
         device.queue(20)
 
     assert timers.wall_median_us([call], 3, "cuda") == pytest.approx(23.0)
+
+
+def test_a_host_timer_compares_what_calls_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least of lone rotations, less 20 us and a microsecond per 20 kB, and the least of samples; whatever time passes."""
+    now, computes = [0.0, 0.0], [40.0]
+    timed = host_timer.HostTimer._timed
+    known = timed.__defaults__
+    monkeypatch.setattr(timed, "__defaults__", (lambda: now[0], lambda: now[1], *known[2:]))
+
+    def call() -> None:
+        now[0] += 1e-3
+        now[1] += computes[0] / 1e6
+
+    timer = host_timer.HostTimer([call] * 3, 100, nbytes=200_000)
+    for computes[0] in (70.0, 50.0, 90.0):
+        timer.rotate()
+    assert timer.alone_us() == pytest.approx(50 - 20 - 10)
+    computes[0] = 60.0
+    assert timer.among_us([[1.0]]) == pytest.approx(60), "there was none"
+    for computes[0] in (80.0, 45.0):
+        timer.sample()
+    assert timer.among_us([[1.0]]) == pytest.approx(45)
 
 
 class Work:

@@ -44,6 +44,9 @@ class Timer(HostTimer):
     def alone_us(self) -> float:
         return self.found[1]
 
+    def among_us(self, blocks) -> float:
+        return 1.0
+
     def sample(self) -> float:
         return 1.0
 
@@ -242,8 +245,8 @@ def test_an_error_of_the_whole_is_said_before_those_of_stages(sets) -> None:
     ("found", "reason"),
     [
         ({}, None),
-        ({"alone": 1.7, "elsewhere": 0.2}, None),
-        ({"alone": 1.7001}, "a call takes 1.70 times as long where it is checked"),
+        ({"alone": 1.25, "elsewhere": 0.2}, None),
+        ({"alone": 1.2501}, "a call takes 1.25 times as long where it is checked"),
         ({"alone": 2.0}, "a call takes 2.00 times as long where it is checked"),
         ({"elsewhere": 0.21}, "other threads do 21% of the computing"),
         ({"outstanding": 260.4}, "work went on for 260 us after the last event"),
@@ -258,16 +261,6 @@ def test_all_the_work_is_in_a_sample(found, reason, sets) -> None:
     with pytest.raises(Failure, match=re.escape(reason)) as failure:
         verify.verify(JOB, candidate(sets, **found), sets, thorough=True)
     assert failure.value.status == "incorrect"
-
-
-def test_what_is_timed_is_the_median_of_the_samples_that_there_are(sets) -> None:
-    """1.7 times 2 is no longer than a call by itself; 1.7 times a new sample, of 1, would be."""
-    one = candidate(sets, alone=3.4)
-    one.blocks = [[1.0, 2.0, 3.0], [2.0, 9.0]]
-    verify.verify(JOB, one, sets, thorough=True)
-    one.blocks = [[1.9, 1.9, 9.0]]
-    with pytest.raises(Failure, match=r"takes 1\.79 times as long"):
-        verify.verify(JOB, one, sets, thorough=True)
 
 
 class Answers:

@@ -77,8 +77,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     for module in (timers, sampling):
         monkeypatch.setattr(module, "perf_counter", found)
     timed = host_timer.HostTimer._timed  # which has its clocks at hand
-    monkeypatch.setattr(timed, "__defaults__", (found, *timed.__defaults__[1:]))
-    monkeypatch.setattr(host_timer.HostTimer, "elsewhere", lambda timer: 0.0)  # processors go by another clock
+    monkeypatch.setattr(timed, "__defaults__", (found, found, *timed.__defaults__[2:]))
+    monkeypatch.setattr(host_timer.HostTimer, "elsewhere", lambda timer: 0.0)  # threads go by another clock
     monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self: dict(CEILINGS))
     return found
 
@@ -853,7 +853,7 @@ def simulated(clock, monkeypatch):
         def reset() -> None:
             memory.update(most=1500, reset=memory["reset"] + 1)
 
-        def timer(calls, interval_us, device):
+        def timer(calls, interval_us, device, nbytes=0):
             assert device == "cuda" and interval_us == SETTINGS.interval_us
             if len(calls) == 1 and calls[0] in timed:
                 return types.SimpleNamespace(sample=lambda: next(gpu.warm))

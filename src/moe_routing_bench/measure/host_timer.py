@@ -11,8 +11,9 @@ import torch
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
-# More that a rotation takes after a pause than among others, on a CPU: what it runs has left the cache.
-_LONE_US = 100.0
+# More that a call computes in a rotation after a pause than among others, because code and data have left the caches: up to 16 us of
+# small calls, 200 us of 3 MB (2 CPU cores, four other processes).
+_COLD_US, _COLD_BYTES_PER_US = 20.0, 20_000.0
 _MOST_PAUSE_US = 200.0
 _LISTEN_SECONDS = 0.005
 OUTSTANDING_US = 250.0  # more after a sample is work: to ask a GPU alone took up to 71 us (H200)
@@ -23,11 +24,12 @@ class HostTimer:
 
     name = "wall"
 
-    def __init__(self, calls: Sequence[Call], interval_us: float) -> None:
-        """Estimate one call's time from one rotation and choose how many calls a sample takes."""
-        self.calls_list = calls
+    def __init__(self, calls: Sequence[Call], interval_us: float, nbytes: int = 0) -> None:
+        """Estimate one call's time from one rotation and choose how many calls a sample takes. A call reads and writes `nbytes`."""
+        self.calls_list, self._cold_us = calls, _COLD_US + nbytes / _COLD_BYTES_PER_US
         self.returned: list[object] = [None] * len(calls)
         self.alone: list[float] = []
+        self._computed, self._among = 0.0, list[float]()  # per call, µs: of the last calls, and of every sample
         self._elsewhere: list[float] = []
         self._next = self._turn = 0
         once = max(self._timed(0, len(calls)), 0.1)
@@ -55,6 +57,7 @@ class HostTimer:
         taken = clock() - start
         here, everywhere = own() - here, spent() - begin
         self._elsewhere.append(1 - here / everywhere if everywhere > 0 else 0.0)
+        self._computed = everywhere * 1e6 / max(count, 1)
         return taken * 1e6 / max(count, 1)
 
     def sample(self) -> float:
@@ -62,20 +65,28 @@ class HostTimer:
         pause()
         taken = self._timed(self._next, self.calls)
         self._next += self.calls
+        self._among.append(self._computed)
         return taken
 
     def rotate(self) -> None:
-        """Every call once, after a pause; what the later ones take is noted in `alone`: the first finds all caches cold."""
+        """Every call once, after a pause; what the later ones compute is noted in `alone`: the first finds all caches cold."""
         pause()
         first = min(1, len(self.calls_list) - 1)
         self._timed(0, first)
-        self.alone.append(self._timed(first, len(self.calls_list) - first))
+        self._timed(first, len(self.calls_list) - first)
+        self.alone.append(self._computed)
 
     check = rotate  # a sample need not reach every set
 
     def alone_us(self) -> float:
-        """The least time of a call in a rotation by itself, less what a pause costs."""
-        return min(self.alone) - _LONE_US
+        """The least time that a call computes in a rotation by itself, less what cold caches cost. Other processes change it little."""
+        return min(self.alone) - self._cold_us
+
+    def among_us(self, blocks: Sequence[Sequence[float]]) -> float:
+        """The least time that a call computes in a sample, as in a rotation; `blocks` have wall times."""
+        if not self._among:
+            self.sample()
+        return min(self._among, default=self._computed)
 
     def elsewhere(self) -> float:
         """Share of the computing in calls that other threads did, in most samples so far; 0 where torch has several threads."""

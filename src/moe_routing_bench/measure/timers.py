@@ -9,6 +9,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from time import perf_counter  # by its own name: an implementation may replace the attributes of `time`
 
 import torch
@@ -88,6 +89,10 @@ class EventTimer:
     def alone_us(self) -> float:
         """The least time of a call in a rotation by itself, less the start."""
         return min(self.alone) - _START_US / len(self._calls)
+
+    def among_us(self, blocks: Sequence[Sequence[float]]) -> float:
+        """The time of a call in a sample: the median of those in `blocks`, or of a sample where there is none yet."""
+        return median([sample for block in blocks for sample in block] or [self.sample()])
 
     def elsewhere(self) -> float:
         """Nothing is known of it: `outstanding_us` finds work on other streams."""
@@ -209,10 +214,11 @@ def capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         raise
 
 
-def device_timer(calls: Sequence[Call], interval_us: float, device: str) -> HostTimer | EventTimer:
-    """A graph where the calls can be captured, events where they cannot (they wait for the host), wall time on a CPU."""
+def device_timer(calls: Sequence[Call], interval_us: float, device: str, nbytes: int = 0) -> HostTimer | EventTimer:
+    """A graph where the calls can be captured, events where they cannot (they wait for the host), wall time on a CPU. A call reads and
+    writes `nbytes`."""
     if device == "cpu":
-        return HostTimer(calls, interval_us)
+        return HostTimer(calls, interval_us, nbytes)
     try:
         return GraphTimer(calls, interval_us)
     except torch.OutOfMemoryError:

@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -30,8 +29,8 @@ _SWEEP_SECONDS = 2.0
 _LISTEN_SECONDS = 0.01
 _LOOKS = 5
 _ATTEMPTS = 4  # at a rotation by itself that nothing else on the machine holds up
-# times as long a call of a lone rotation may take; leaving out every other one makes it 2. A busy host is not as steady as a device.
-_SHORTENED, _SHORTENED_HOST = 1.3, 1.7
+# Times as long a call of a lone rotation may take, or on a CPU compute; leaving out every other one makes it 2.
+_SHORTENED_HOST, _SHORTENED = 1.25, 1.3
 _ELSEWHERE = 0.2  # share of the computing in a call that other threads may do, as a thread that ends does
 
 
@@ -105,8 +104,6 @@ def _whole(candidate: Candidate, last: bool) -> bool:
     """Whether a call takes as long where it is checked as where it is timed; where not, `Failure` in the `last` attempt.
 
     `Failure` where a sample does not hold all the work: some of it is elsewhere, or left out where it is not checked.
-
-    What is timed is the median of the samples that count, or a sample where there is none yet.
     """
     timer = candidate.timer
     if outstanding := timer.outstanding_us():
@@ -116,8 +113,7 @@ def _whole(candidate: Candidate, last: bool) -> bool:
         raise Failure("incorrect", reason)
     if (share := timer.elsewhere()) > _ELSEWHERE:
         raise Failure("incorrect", f"other threads do {share:.0%} of the computing")
-    timed = median([sample for block in candidate.blocks for sample in block] or [timer.sample()])
-    ratio = timer.alone_us() / max(timed, 1e-3)
+    ratio = timer.alone_us() / max(timer.among_us(candidate.blocks), 1e-3)
     limit = _SHORTENED_HOST if timer.name == "wall" else _SHORTENED
     if last and ratio > limit:
         reason = f"a call takes {ratio:.2f} times as long where it is checked, in one rotation, as where it is timed: work is left out"

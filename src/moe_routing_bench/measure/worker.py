@@ -260,7 +260,8 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     candidate.fields |= footprint(before, calls[0])
     calls += [bench.bind(name, job.cell, sets.bound(i)) for i in range(1, len(sets))]
     warmup_calls = warm_up(candidate, job.settings.warmup_ms, device)
-    candidate.timer = timers.device_timer(calls, job.settings.interval_us, device)
+    nbytes = sets.cost.read_bytes + sets.cost.write_bytes
+    candidate.timer = timers.device_timer(calls, job.settings.interval_us, device, nbytes)
     _settled(job, candidate, sets, send, warmup_calls)
     candidate.fields["wall_median_us"] = timers.wall_median_us(calls, job.settings.wall_calls, device)
     if device != "cpu":
