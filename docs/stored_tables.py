@@ -443,6 +443,9 @@ def quantised(run: str, ways: Sequence[str] = FORMAT_WAYS) -> str:
     return explained(table(lines))
 
 
+SHOWN_REGRET = 0.005
+
+
 def choices() -> str:
     """What `auto` chooses for every stored layer with a regret, and the regret; under it the means and the worst of all stored layers."""
     found = table_of_choices.load()
@@ -458,7 +461,7 @@ def choices() -> str:
                 for kind, one in zip(regret.KINDS, line.choices, strict=True)
             }
             for line in lines
-            if any(max(choice.own, choice.all) >= 0.0005 for choice in line.choices)
+            if any(max(choice.own, choice.all) >= SHOWN_REGRET for choice in line.choices)
         ]
     )
     said = [f"{one.what}: mean {one.mean:.1%}, worst {one.worst:.1%}" for one in regret.summaries(lines)]
@@ -498,21 +501,26 @@ def bars(lines: Sequence[BarLine]) -> str:
 
     Reports have the best cell, how cells of a mean differ, and means with suspect cells, too. A bar that is open in more than two places has one line.
     """
+    several = any(line.where not in ("", "–") for line in lines)
     return table(
         [
             {
                 "what": line.what,
                 "bar (stretch)": _mean(line.bar + (f" ({line.stretch})" if line.stretch != "–" else "")),
-                "measured": _mean(
-                    _ELSEWHERE.sub("", _ALONE.sub("", line.measured) if line.cells == "1 of 1" else line.measured)
-                ),
+                "measured": _mean(_measured(line)),
                 "cells": line.cells + (f"; left out: {line.left_out}" if line.left_out != "–" else ""),
-                "run": line.where or "–",
-                "verdict": line.verdict,
             }
+            | ({"run": _CARD.sub(r"\1", line.where) or "–"} if several else {})
+            | {"verdict": line.verdict}
             for line in _merged(lines)
         ]
     )
+
+
+def _measured(line: BarLine) -> str:
+    """What is measured, without what only reports have, and without the names of our implementations, which the bar names."""
+    alone = _ALONE.sub("", line.measured) if line.cells == "1 of 1" else line.measured
+    return _OURS.sub(lambda found: f" ({found[1]})" if found[1] else "", _ELSEWHERE.sub("", alone))
 
 
 def _merged(lines: Sequence[BarLine]) -> list[BarLine]:
@@ -535,6 +543,8 @@ def _open(group: Sequence[BarLine]) -> BarLine:
     return replace(group[0], measured="on several cards or by several codes", cells=cells, where=runs, left_out="–")
 
 
+_OURS = re.compile(r" ?\((?:cute|cute_quantised|cute_fp8|ops)(?:, ([^()]*))?\)")
+_CARD = re.compile(r"(GPU-[0-9a-f]{8})[0-9a-f-]*")
 _ALONE = re.compile(r" in the geometric mean; worst: .*")
 _ELSEWHERE = re.compile(r"; with the suspect cells: .*| of cells that differ in [^;]+(?=;)|; best: .*?(?=;|$)")
 
@@ -658,12 +668,18 @@ def withdrawn() -> str:
 
 
 def formats_in_models() -> str:
-    """What experts in each format add to the bits per byte of trained models, by rule."""
+    """What experts in each format add to the bits per byte of trained models, by rule; without formats that add less than 0.001 in all."""
     found = trained_rules.altered_costs(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())[0]
     lines = []
     for rule, trained, added in found.lines:
-        by_format = dict(zip((f"`{name}`" for name in found.names), added, strict=True))
+        by_format = {f"`{name}`": cost for name, cost in zip(found.names, added, strict=True)}
         lines.append({"rule": f"`{rule}`", "as trained": trained} | by_format)
+    cheap = {
+        name
+        for name in lines[0]
+        if name.startswith("`") and all(float(line[name].split()[0]) < 0.001 for line in lines)
+    }
+    lines = [{name: cost for name, cost in line.items() if name not in cheap} for line in lines]
     return table(lines)
 
 
