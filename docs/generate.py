@@ -144,14 +144,14 @@ TOGETHER = {  # columns that share a line of the table
 
 
 def columns() -> str:
-    """The columns of a row: what each holds, and its unit; those of `TOGETHER` share a line."""
+    """The columns of a row: what each holds, and its unit; those of `TOGETHER` share a line, and axes are described with the configs."""
     assert {name for names in TOGETHER for name in names} <= set(COLUMNS)
     lines = []
     for name in COLUMNS:
         names, meaning = next(
             ((names, meaning) for names, meaning in TOGETHER.items() if name in names), ((name,), about()[name].meaning)
         )
-        if name == names[0]:
+        if name == names[0] and name not in AXES:
             shown = ", ".join(f"`{one}`" for one in names)
             lines.append({"column": shown, "unit": about()[name].unit, "contents": meaning})
     return table(lines).replace("|ln ratio|", r"\|ln ratio\|")

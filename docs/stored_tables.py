@@ -497,11 +497,33 @@ def _run(path: Path) -> str:
 
 
 def bars(lines: Sequence[BarLine]) -> str:
-    """A line per bar: what was fixed, what is measured with its interval and its worst cell, and the verdict.
+    """A line per bar that is not reached: what was fixed, what is measured with its interval and its worst cell, and the verdict; then the others in short.
 
     Reports have the best cell, how cells of a mean differ, and means with suspect cells, too. A bar that is open in more than two places has one line.
     """
     several = any(line.where not in ("", "–") for line in lines)
+    merged = _merged(lines)
+    others = [line for line in merged if line.verdict not in REACHED]
+    reached = "".join(f"- {_in_short(line)}\n" for line in merged if line.verdict in REACHED)
+    return "\n".join(part for part in (_bar_table(others, several), reached and f"Reached:\n\n{reached}") if part)
+
+
+REACHED = ("reached", "reached, and the stretch")
+
+
+def _in_short(line: BarLine) -> str:
+    """A bar that is reached, with what is measured; a bar for each cell has its worst cell."""
+    others = r"; best: .*$" if "each" in line.bar else r"; (?:worst|best): .*$"
+    cells = [] if line.cells == "1 of 1" else [f"{line.cells} cells"]
+    where = [line.where] if line.where not in ("", "–") else []
+    stretch = f" and stretch {_mean(line.stretch)}" if line.verdict == REACHED[1] else ""
+    measured = _mean(re.sub(others, "", _measured(line)))
+    return f"{line.what}: {'; '.join([measured, *cells, *where])}; bar {_mean(line.bar)}{stretch}."
+
+
+def _bar_table(lines: Sequence[BarLine], several: bool) -> str:
+    if not lines:
+        return ""
     return table(
         [
             {
@@ -512,7 +534,7 @@ def bars(lines: Sequence[BarLine]) -> str:
             }
             | ({"run": _CARD.sub(r"\1", line.where) or "–"} if several else {})
             | {"verdict": line.verdict}
-            for line in _merged(lines)
+            for line in lines
         ]
     )
 
