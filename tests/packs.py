@@ -9,7 +9,7 @@ import pytest
 
 from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.measure import calibration, completion, plausible, supervisor, verify, worker
+from moe_routing_bench.measure import completion, cpu_ceilings, plausible, supervisor, verify, worker
 
 
 @pytest.fixture
@@ -32,6 +32,8 @@ def add_packs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
     """All are 1, measured at once, also in a worker that is forked from here: on a busy machine they take longer than a timeout of tests."""
     known = dict.fromkeys(("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us"), 1.0)
-    monkeypatch.setattr(calibration.CpuCeilings, "__init__", lambda self: None)  # nor buffers to fill
-    monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self: known)
+    monkeypatch.setattr(
+        cpu_ceilings.CpuCeilings, "__init__", lambda self, known: setattr(self, "known", None)
+    )  # nor buffers to fill
+    monkeypatch.setattr(cpu_ceilings.CpuCeilings, "measure", lambda self: known)
     monkeypatch.setattr(plausible, "limits", lambda: (1e15, 1e18))

@@ -1,6 +1,7 @@
 """Ceilings without a GPU: sizes and places of a short stream's launches, and the planted rates of a simulated card."""
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from moe_routing_bench.measure import calibration, stream_kernel
+from moe_routing_bench.measure import calibration, cpu_ceilings, plausible, stream_kernel
 
 BUFFER, CACHE = 64 << 20, 1 << 20  # bytes
 
@@ -30,7 +31,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(torch.cuda, "graph", lambda graph: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=CACHE))
-    monkeypatch.setattr(calibration, "_seconds", lambda *_: 1e-3)
+    monkeypatch.setattr(calibration, "timed", lambda *_: 1e-3)
     return found
 
 
@@ -138,11 +139,11 @@ def test_the_median_of_the_repeats_without_the_first(device, monkeypatch) -> Non
 
     monkeypatch.setattr(calibration, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(torch.cuda, "Event", events(clock))
-    assert calibration._seconds(clock, device, 2, 8) == pytest.approx(3.0, rel=1e-12)
+    assert calibration.timed(clock, device, 2, 8) == pytest.approx(3.0, rel=1e-12)
     assert next(clock.took, None) is None, "as many repeats as asked, and one to warm up"
     single = Clock([5.0, 1.0, 4.0, 2.0])
     clock.took, clock.now = single.took, 0.0
-    assert calibration._seconds(clock, device, repeats=3) == pytest.approx(2.0, rel=1e-12), (
+    assert calibration.timed(clock, device, repeats=3) == pytest.approx(2.0, rel=1e-12), (
         "one call unless more are asked"
     )
 
@@ -169,8 +170,8 @@ def test_ceilings_of_a_cpu(monkeypatch) -> None:
         asked.append((ran.names[-1], device, calls))
         return 2e-3
 
-    monkeypatch.setattr(calibration, "_seconds", seconds)
-    found = calibration.CpuCeilings().measure()
+    monkeypatch.setattr(cpu_ceilings, "timed", seconds)
+    found = cpu_ceilings.CpuCeilings().measure()
     nbytes = 4 * (8 << 20)
     assert found == pytest.approx(
         {
@@ -183,8 +184,65 @@ def test_ceilings_of_a_cpu(monkeypatch) -> None:
         rel=1e-13,
         abs=0,
     )
-    assert asked == [(name, "cpu", 1) for name in ("copy_", "sum", "fill_", "matmul")] + [("add_", "cpu", 20)]
-    assert calibration.CpuCeilings().sustained(1.0) == {}
+    whole = [(name, "cpu", 1) for name in ("copy_", "sum", "fill_", "matmul")] + [("add_", "cpu", 20)]
+    probe = [("copy_", "cpu", 1), ("mm", "cpu", 1)]
+    assert asked == [*probe, *whole, *probe]
+    assert cpu_ceilings.CpuCeilings().sustained(1.0) == {}
+
+
+@pytest.fixture
+def cpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A simulated CPU: seconds of the probe's copy and product, of the clock, and how often all ceilings were measured."""
+    now = SimpleNamespace(copy=1e-3, product=1e-4, clock=1000.0, whole=0)
+    rates = {"copy_gb_per_s": 8.0, "read_gb_per_s": 6.0, "write_gb_per_s": 5.0, "peak_tflops": 0.1, "launch_us": 2.0}
+
+    def whole() -> dict[str, float]:
+        now.whole += 1
+        return dict(rates)
+
+    monkeypatch.setattr(cpu_ceilings, "_copy", lambda _: "copy")
+    monkeypatch.setattr(cpu_ceilings, "_product", lambda _: "product")
+    monkeypatch.setattr(cpu_ceilings, "timed", lambda which, _: getattr(now, which))
+    monkeypatch.setattr(cpu_ceilings, "_whole", whole)
+    monkeypatch.setattr(cpu_ceilings.time, "clock_gettime", lambda _: now.clock)
+    monkeypatch.setattr(plausible, "limits", lambda: (1e10, 1e11))
+    return now
+
+
+def later(known: dict) -> cpu_ceilings.CpuCeilings:
+    """Those of another cell of the same server, to which what is known comes as JSON."""
+    return cpu_ceilings.CpuCeilings(json.loads(json.dumps(known)))
+
+
+def test_later_cells_scale_the_ceilings_by_their_probe(cpu) -> None:
+    """Copies are slower by 5 %, products faster by 4 %: so are the ceilings, which say when they were measured."""
+    first = cpu_ceilings.CpuCeilings()
+    rates = first.measure()
+    cpu.copy, cpu.product, cpu.clock = 1e-3 / 0.95, 1e-4 / 1.04, cpu.clock + 599
+    second = later(first.known)
+    scales = {"copy_gb_per_s": 0.95, "read_gb_per_s": 0.95, "write_gb_per_s": 0.95, "peak_tflops": 1.04, "launch_us": 1}
+    assert second.measure() == pytest.approx({name: rates[name] * scale for name, scale in scales.items()})
+    assert cpu.whole == 1 and second.at == first.at and list(second.limits) == [1e10, 1e11]
+
+
+@pytest.mark.parametrize("change", ["clock", "load", "threads", "CPUs", "age", "suspended", "booted"])
+def test_ceilings_of_another_state_are_not_used(change, cpu, monkeypatch) -> None:
+    """A CPU with another clock or load, other threads or cores, or what was measured long ago or before a boot: all is measured again."""
+    first = cpu_ceilings.CpuCeilings()
+    first.measure()
+    if change == "clock":
+        cpu.product *= 1.4
+    elif change == "load":
+        cpu.copy *= 1.4
+    elif change == "threads":
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    elif change == "CPUs":
+        monkeypatch.setattr(cpu_ceilings.os, "sched_getaffinity", lambda _: {97})
+    else:
+        cpu.clock += {"age": 601, "suspended": 90_000, "booted": -1}[change]
+    second = later(first.known)
+    rates = second.measure()
+    assert cpu.whole == 2 and second.known["clock"] == cpu.clock and rates == second.known["rates"]
 
 
 class Card(TorchFunctionMode):
@@ -240,7 +298,7 @@ class Card(TorchFunctionMode):
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     """The card in place of torch's GPU, with 80 GB of free memory and 50 MB of cache."""
-    one, seconds = Card(), calibration._seconds
+    one, seconds = Card(), calibration.timed
 
     class CUDAGraph:
         def replay(self) -> None:
@@ -267,7 +325,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (80 << 30, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(L2_cache_size=50 << 20))
     monkeypatch.setattr(stream_kernel, "launch", one.launch)
-    monkeypatch.setattr(calibration, "_seconds", checked)
+    monkeypatch.setattr(calibration, "timed", checked)
     monkeypatch.setattr(calibration, "perf_counter", lambda: one.now)
     with one:
         yield one
@@ -277,7 +335,7 @@ def test_ceilings_of_a_gpu_are_what_was_planted(card) -> None:
     """8 repeats of 2 copies, fills and products, of 100 launches and of a graph; a stream is timed 4 times with every
     configuration, then 8 times with the best, which the second calibration remembers."""
     mix, read = (1, 2), 3 << 20
-    one = calibration.ceilings("cuda", mix, read, 2 * read)
+    one = calibration.GpuCeilings(mix, read, 2 * read)
     assert card.ran == {"add_": 1}
     found, size = one.measure(), 2 << 30
     assert card.mixes == {(1, 0), mix} and one._tiny.device == one._a.device
@@ -305,7 +363,7 @@ def test_ceilings_of_a_gpu_are_what_was_planted(card) -> None:
     }
     assert one.measure() == pytest.approx(expected, rel=2e-11, abs=0)
     assert card.ran["stream"] == 2 * chosen + 5 + 2 * 17 and card.ran["replay"] == 36 + 16
-    assert calibration.ceilings("cuda").measure().keys() == expected.keys() - {
+    assert calibration.GpuCeilings().measure().keys() == expected.keys() - {
         "stream_gb_per_s",
         "short_stream_gb_per_s",
     }
@@ -313,7 +371,7 @@ def test_ceilings_of_a_gpu_are_what_was_planted(card) -> None:
 
 def test_the_fastest_short_stream_is_that_of_most_bytes_per_second(card) -> None:
     """Of 15 blocks of 1024, one of 8192 holds little more than half, in less time."""
-    one = calibration.ceilings("cuda", (32, 1), 1 << 20, 0)
+    one = calibration.GpuCeilings((32, 1), 1 << 20, 0)
     moved = 33 * 15 * 1024 * 2
     best = 33 * 3 * 4096 * 2
     rate = {
@@ -331,14 +389,14 @@ def test_the_fastest_short_stream_is_that_of_most_bytes_per_second(card) -> None
 def test_buffers_of_a_gpu(read, write, free, size, card, monkeypatch) -> None:
     """In GiB: as much as the stage reads or writes, between 2 and 8, and no more than an eighth of what is free."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free << 30, 0))
-    one = calibration.ceilings("cuda", (1, 1), read << 30, write << 30)
+    one = calibration.GpuCeilings((1, 1), read << 30, write << 30)
     assert one._source.nbytes == one._target.nbytes == size << 30
     assert one._a.shape == one._dot.shape == (8192, 8192)
 
 
 def test_what_a_gpu_sustains(card) -> None:
     """Its rate after a second of products: 800 TFLOP/s at first, and 600 from 0.99 s on; in steps of 16 products."""
-    one = calibration.ceilings("cuda")
+    one = calibration.GpuCeilings()
     now, products, flops = 0.0, 0, 2 * 8192**3
     while now < 1.0:
         for _ in range(16):
@@ -355,7 +413,7 @@ def test_what_a_gpu_sustains(card) -> None:
 
 def test_what_a_gpu_sustains_of_products(card) -> None:
     """The time of one of each, once they have run for a second: 0.4 and 0.6 TFLOP, at 800 TFLOP/s at first, then at 600."""
-    one = calibration.ceilings("cuda")
+    one = calibration.GpuCeilings()
     card.hot = card.now + 2.99  # the large product has a second as well
     found = one.sustained(1.5, [(100_000, 500, 4000), (100_000, 3000, 1000)], torch.bfloat16)
     assert found == pytest.approx({"sustained_tflops": 800.0, "dense_us": 1e12 / 600e12 * 1e6}, rel=2e-11, abs=0)

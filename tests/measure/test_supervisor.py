@@ -17,7 +17,7 @@ import pytest
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.measure import completion, gpus, processes, provenance, supervisor, worker
+from moe_routing_bench.measure import completion, gpus, processes, provenance, server, supervisor, worker
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import UserError
 
@@ -41,7 +41,7 @@ def scripted(monkeypatch):
     monkeypatch.setattr(supervisor, "_GRACE_SECONDS", 0.02)
 
     def set_script(script) -> None:
-        def run(known, device, names, send, audit):
+        def run(known, device, names, send, audit, kept):
             assert isinstance(known, Job) and device == "cpu"
             script(names, send, *[audit] * (len(inspect.signature(script).parameters) > 2))
 
@@ -56,6 +56,25 @@ def outcomes(scripted, script, *names: str, timeout: float = 20, **given) -> dic
     rows = supervisor.measure(job(*names, timeout=timeout), **given)
     assert [one["implementation"] for one in rows] == list(names or NAMES)
     return {one["implementation"]: (one["status"], one["reason"], one["restarts"]) for one in rows}
+
+
+def test_ceilings_are_kept_for_later_cells_before_an_implementation_begins(scripted) -> None:
+    """Later ones could be an implementation's, as could what it wrote to the memory itself."""
+    memory = server.Memory()
+
+    def script(names, send):
+        send(("at", None, "calibration"))
+        send(("ceilings", {"at": "now"}))
+        send(("at", "torch", "preparing"))
+        send(("ceilings", {"at": "never"}))
+        memory.keep("ceilings of 1 CPU threads", {"at": "never"})
+        send(("rows", {"torch": row("torch")}))
+
+    scripted(script)
+    supervisor.measure(job("torch"), memory=memory)
+    memory.learn()
+    assert memory.get("ceilings of 1 CPU threads") == {"at": "now"}
+    assert memory.get("ceilings of 2 CPU threads") is None
 
 
 def test_one_worker_measures_all(scripted) -> None:
@@ -504,7 +523,7 @@ def test_rows_are_written_where_they_are_asked_for(scripted, monkeypatch, tmp_pa
     given = []
     monkeypatch.setattr(supervisor, "measure", lambda *all_: given.append(all_) or timed)
     assert supervisor.main(["out", spec], watch="watch") == 0
-    assert given == [(job("torch", "triton"), Path("out"), "cold", "watch")]
+    assert given == [(job("torch", "triton"), Path("out"), "cold", "watch", None)]
     assert capsys.readouterr().out == "pack torch: ok 1.23 us\n"
 
 

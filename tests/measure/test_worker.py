@@ -22,6 +22,7 @@ from moe_routing_bench.measure import (
     blocks,
     calibration,
     completion,
+    cpu_ceilings,
     faults,
     footprint,
     host_timer,
@@ -79,7 +80,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     timed = host_timer.HostTimer._timed  # which has its clocks at hand
     monkeypatch.setattr(timed, "__defaults__", (found, found, *timed.__defaults__[2:]))
     monkeypatch.setattr(host_timer.HostTimer, "elsewhere", lambda timer: 0.0)  # threads go by another clock
-    monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self: dict(CEILINGS))
+    monkeypatch.setattr(cpu_ceilings.CpuCeilings, "measure", lambda self: dict(CEILINGS))
     return found
 
 
@@ -263,7 +264,7 @@ def test_a_drift_of_the_ceilings(measured, monkeypatch):
     """Rows hold the mean of before and after; 4 % of a watched one make a row suspect, and of one that is not watched nothing."""
     for name, drift in (("copy_gb_per_s", 0.04), ("peak_tflops", 0.0)):
         states = iter((CEILINGS, CEILINGS | {name: CEILINGS[name] * 1.04}))
-        monkeypatch.setattr(calibration.CpuCeilings, "measure", lambda self, states=states: dict(next(states)))
+        monkeypatch.setattr(cpu_ceilings.CpuCeilings, "measure", lambda self, states=states: dict(next(states)))
         job = Job(CELL, ("torch", "a"), SETTINGS)
         rows, _ = measured(job, a=lambda _: 100.0)
         assert rows["a"]["calibration_drift"] == pytest.approx(drift)
@@ -806,6 +807,8 @@ def test_what_was_sampled_is_forgotten_with_that_of_the_twin():
 class Simulated:
     """A GPU whose ceilings are those of `states`, in turn, and where whatever runs is torch's on the CPU."""
 
+    known, at = None, "today"
+
     def __init__(self, states: list[dict[str, float]]) -> None:
         self.states, self.asked, self.sustained_for = iter(states), [], []
         self.capped = False
@@ -876,7 +879,7 @@ def simulated(clock, monkeypatch):
             monkeypatch.setattr(torch.cuda, name, part)
         monkeypatch.setattr(worker.provenance, "Gpu", lambda: gpu)
         monkeypatch.setattr(worker, "Sets", sets)
-        monkeypatch.setattr(calibration, "ceilings", gpu.ceilings)
+        monkeypatch.setattr(calibration, "GpuCeilings", gpu.ceilings)
         monkeypatch.setattr(timers, "device_timer", timer)
         gpu.memory = memory
         return gpu
@@ -899,7 +902,7 @@ def test_a_row_of_a_gpu(measured, simulated, monkeypatch):
     assert row["block_clocks_mhz"] == [1980] * 5 and row["block_powers_w"] == [300.0] * 5
     assert row["stream_gb_per_s"] == 160 and row["calibration_drift"] == 0 and "sustained_tflops" not in row
     # a row of 32 elements of 4 bytes for each of 64 tokens and 128 assignments, and 128 indices
-    assert gpu.asked == [("cuda", (1, 2), 64 * 32 * 4 + 128 * 4, 128 * 32 * 4)] and not gpu.sustained_for
+    assert gpu.asked == [((1, 2), 64 * 32 * 4 + 128 * 4, 128 * 32 * 4)] and not gpu.sustained_for
 
 
 def test_memory_is_what_binding_keeps_and_what_a_call_has_on_top(monkeypatch):
@@ -986,8 +989,8 @@ def test_a_product_that_a_bench_does_is_watched_where_it_binds(peak, sampled, si
     cell = cell_of("router", tokens=8, hidden=16, experts=4, top_k=2, dtype="fp32")
     worker.run(Job(cell, ("torch",), SETTINGS), "cuda", [], messages.append)
     assert given == [False] * sampled and messages.count(("at", None, "calibration")) == 1 + sampled
-    ((device, mix, read, write),) = gpu.asked
-    assert (device, mix) == ("cuda", None) and read > 0 < write
+    ((mix, read, write),) = gpu.asked
+    assert mix is None and read > 0 < write
 
 
 def test_costs_are_those_of_the_first_draw(measured, monkeypatch):

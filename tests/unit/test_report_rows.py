@@ -58,7 +58,7 @@ def measured(monkeypatch):
     found = []
 
     def run(line):
-        monkeypatch.setattr(supervisor, "measure", lambda job, out, mode: found.append(job) or [])
+        monkeypatch.setattr(supervisor, "measure", lambda job, *_: found.append(job) or [])
         monkeypatch.setattr(sys, "argv", line)
         with pytest.raises(SystemExit) as caught:
             cli.main()

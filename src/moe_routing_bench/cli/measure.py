@@ -113,13 +113,14 @@ def measure(
 def _measured(jobs: Sequence[Job], mode: str) -> Iterator[tuple[Job, Rows]]:
     """Each job with its rows, as soon as it is measured; each is announced on stderr."""
     supervisor = importlib.import_module("moe_routing_bench.measure.supervisor")
+    memory = importlib.import_module("moe_routing_bench.measure.server").Memory()
     began = time.monotonic()
     for number, job in enumerate(jobs, 1):
         expected = (time.monotonic() - began) / (number - 1) * (len(jobs) - number + 1) if number > 1 else None
         names = ", ".join(job.implementations)
         print(f"cell {number} of {len(jobs)}: {job.cell.bench} {job.cell.key}: {names}", file=sys.stderr, flush=True)
         with printing.waited(expected):
-            rows = supervisor.measure(job, None, mode)
+            rows = supervisor.measure(job, None, mode, None, memory)
         yield job, rows
 
 

@@ -6,8 +6,10 @@ figures.
 """
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from statistics import median
 from time import perf_counter  # by its own name, as in `timers`
+from typing import Any
 
 import torch
 
@@ -19,7 +21,7 @@ _LEAST_SHORT = 1 << 20  # bytes: what moves less is a launch, not a stream
 Products = Sequence[tuple[int, int, int]]  # rows, terms and columns of each
 
 
-def _seconds(call: Callable[[], object], device: str, calls: int = 1, repeats: int = _REPEATS) -> float:
+def timed(call: Callable[[], object], device: str, calls: int = 1, repeats: int = _REPEATS) -> float:
     """Median time of one of `calls` calls, by events on a GPU and the host clock on a CPU."""
     times = []
     for _ in range(repeats + 1):
@@ -44,50 +46,20 @@ def cold_sets(nbytes: int) -> int:
     return -(-5 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size // nbytes) + 1
 
 
-def ceilings(
-    device: str, mix: tuple[int, int] | None = None, read_bytes: int = 0, write_bytes: int = 0
-) -> "CpuCeilings | GpuCeilings":
-    """The device's ceilings, to be measured as often as needed.
-
-    `mix` is the stage's reads to writes as small whole numbers, the bytes are what it reads and writes: the stream moves
-    no less, so that a long stage is not held against a ceiling that a shorter run has lowered, and the short stream just
-    as much, launch and ramp included.
-    """
-    return CpuCeilings() if device == "cpu" else GpuCeilings(mix, read_bytes, write_bytes)
-
-
-class CpuCeilings:
-    """Ceilings of a CPU: no stream and no graph."""
-
-    def __init__(self) -> None:
-        """Make the buffers."""
-        self._source = torch.randn(8 << 20)
-        self._target, self._square = torch.empty_like(self._source), torch.randn(768, 768)
-
-    def measure(self) -> dict[str, float]:
-        """Row fields copy_, read_, write_gb_per_s, peak_tflops, launch_us."""
-        source, target, a = self._source, self._target, self._square
-        size = source.numel() * 4
-        return {
-            "copy_gb_per_s": 2 * size / _seconds(lambda: target.copy_(source), "cpu") / 1e9,
-            "read_gb_per_s": size / _seconds(source.sum, "cpu") / 1e9,
-            "write_gb_per_s": size / _seconds(lambda: target.fill_(1), "cpu") / 1e9,
-            "peak_tflops": 2 * 768**3 / _seconds(lambda: a @ a, "cpu") / 1e12,
-            "launch_us": _seconds(lambda: a[0, 0].add_(0), "cpu", 20) * 1e6,
-        }
-
-    def sustained(
-        self, seconds: float, products: Products = (), dtype: torch.dtype = torch.bfloat16
-    ) -> dict[str, float]:
-        """Nothing: no power limit is known of a CPU."""
-        return {}
-
-
 class GpuCeilings:
     """Ceilings of the current CUDA device."""
 
-    def __init__(self, mix: tuple[int, int] | None, read_bytes: int, write_bytes: int) -> None:
-        """Make the buffers, at most an eighth of the free memory each, and capture a graph of 100 small kernels."""
+    known: dict[str, Any] | None = None  # for later cells nothing: each has its own
+    limits: Sequence[float] | None = None
+    at = ""  # when they were measured
+
+    def __init__(self, mix: tuple[int, int] | None = None, read_bytes: int = 0, write_bytes: int = 0) -> None:
+        """Make the buffers, at most an eighth of the free memory each, and capture a graph of 100 small kernels.
+
+        `mix` is the stage's reads to writes as small whole numbers, the bytes are what it reads and writes: the stream moves
+        no less, so that a long stage is not held against a ceiling that a shorter run has lowered, and the short stream just
+        as much, launch and ramp included.
+        """
         from moe_routing_bench.measure import stream_kernel
 
         self._kernel, self._mix, self._moved = stream_kernel, mix, read_bytes + write_bytes
@@ -109,7 +81,7 @@ class GpuCeilings:
         def rate(config: tuple[int, int], repeats: int) -> float:
             moved = self._kernel.launch(self._source, self._target, *mix, *config)
             call = lambda: self._kernel.launch(self._source, self._target, *mix, *config)  # noqa: E731
-            return moved / _seconds(call, "cuda", 2, repeats) / 1e9
+            return moved / timed(call, "cuda", 2, repeats) / 1e9
 
         if mix not in self._best:
             self._best[mix] = max(self._kernel.CONFIGS, key=lambda config: rate(config, 3))
@@ -123,9 +95,9 @@ class GpuCeilings:
             return {}
         if self._short is None:
             graphs = [self._short_graph(mix, n, config) for config in self._kernel.CONFIGS if config[0] <= n]
-            self._short = min(graphs, key=lambda graph: _seconds(graph[0].replay, "cuda", 1, 3) / graph[1])
+            self._short = min(graphs, key=lambda graph: timed(graph[0].replay, "cuda", 1, 3) / graph[1])
         graph, moved = self._short
-        return {"short_stream_gb_per_s": moved / _seconds(graph.replay, "cuda") / 1e9}
+        return {"short_stream_gb_per_s": moved / timed(graph.replay, "cuda") / 1e9}
 
     def _short_graph(self, mix: tuple[int, int], n: int, config: tuple[int, int]) -> tuple[torch.cuda.CUDAGraph, int]:
         cold = min(cold_sets(mix[0] * n * self._source.element_size()), _MOST_SETS)
@@ -146,15 +118,16 @@ class GpuCeilings:
     def measure(self) -> dict[str, float]:
         """Row fields copy_, read_, write_, stream_gb_per_s (of the mix), short_stream_gb_per_s, peak_tflops, launch_us,
         graph_node_us."""
+        self.at = datetime.now(UTC).isoformat(timespec="milliseconds")
         source, target = self._source, self._target
         size = source.numel() * source.element_size()
         rates = {
-            "copy_gb_per_s": 2 * size / _seconds(lambda: target.copy_(source), "cuda", 2) / 1e9,
+            "copy_gb_per_s": 2 * size / timed(lambda: target.copy_(source), "cuda", 2) / 1e9,
             "read_gb_per_s": self._streamed((1, 0)),
-            "write_gb_per_s": size / _seconds(lambda: target.fill_(1), "cuda", 2) / 1e9,
-            "peak_tflops": 2 * 8192**3 / _seconds(lambda: torch.mm(self._a, self._a, out=self._dot), "cuda", 2) / 1e12,
-            "launch_us": _seconds(lambda: self._tiny.add_(0), "cuda", 100) * 1e6,
-            "graph_node_us": _seconds(self._graph.replay, "cuda") * 1e4,
+            "write_gb_per_s": size / timed(lambda: target.fill_(1), "cuda", 2) / 1e9,
+            "peak_tflops": 2 * 8192**3 / timed(lambda: torch.mm(self._a, self._a, out=self._dot), "cuda", 2) / 1e12,
+            "launch_us": timed(lambda: self._tiny.add_(0), "cuda", 100) * 1e6,
+            "graph_node_us": timed(self._graph.replay, "cuda") * 1e4,
         }
         if self._mix:
             rates |= {"stream_gb_per_s": self._streamed(self._mix)} | self._streamed_short(self._mix)
@@ -174,10 +147,10 @@ class GpuCeilings:
         def settled(call: Callable[[], object]) -> float:
             end = perf_counter() + seconds
             while perf_counter() < end:
-                _seconds(call, "cuda", 8, 1)
+                timed(call, "cuda", 8, 1)
             times, end = [], perf_counter() + seconds / 2
             while len(times) < _REPEATS or perf_counter() < end:
-                times.append(_seconds(call, "cuda", 8, 1))
+                times.append(timed(call, "cuda", 8, 1))
             return median(times)
 
         rate = 2 * 8192**3 / settled(lambda: torch.mm(self._a, self._a, out=self._dot)) / 1e12

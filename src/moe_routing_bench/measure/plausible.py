@@ -4,7 +4,7 @@ The cache is warm, so the bandwidth is that of the fastest of several sizes, and
 work, not a time that is a little too short.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from time import perf_counter  # by its own name, as in `timers`
 from typing import Any
 
@@ -46,9 +46,9 @@ def limits() -> tuple[float, float]:
     return _BYTES_SLACK * max(rates), _FLOPS_SLACK * max(products)
 
 
-def judge(rows: Iterable[dict[str, Any]], cost: Any) -> None:
-    """Give rows of `cost` the status `below_roofline`, with the reason, where their time is below these limits."""
-    nbytes, flops = limits()
+def judge(rows: Iterable[dict[str, Any]], cost: Any, known: Sequence[float] | None = None) -> None:
+    """Give rows of `cost` the status `below_roofline`, with the reason, where their time is below these limits, or those that are known."""
+    nbytes, flops = known or limits()
     floor = max((cost.read_bytes + cost.write_bytes) / nbytes, cost.flops / cost.rate / flops) * 1e6
     for row in rows:
         if row["median_us"] < floor:

@@ -29,10 +29,13 @@ _GRACE_SECONDS = 2.0  # for a worker to end by itself
 _LONGER = "`measure --timeout`, or `timeout` below `measure:` in a config, waits longer"
 
 
-def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = None) -> list[dict[str, Any]]:
+def measure(
+    job: Job, out: Path | None = None, mode: str = "cold", watch: Any = None, memory: Any = None
+) -> list[dict[str, Any]]:
     """Measure a job and return its rows in table order; write them to `out` when it is given.
 
-    `mode` ("cold" or "warm") is recorded. `watch` is a socket that the caller closes when it no longer waits.
+    `mode` ("cold" or "warm") is recorded. `watch` is a socket that the caller closes when it no longer waits. `memory` has what earlier jobs
+    have kept for this one (`server.Memory`).
     """
     if out is not None:
         files.check_writable(out)
@@ -47,7 +50,7 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
         reason = platforms.missing(implementation.requires, platform, implementation.peer)
         if reason:
             outcomes[name] = {"status": "unsupported", "reason": reason}
-    caller = _Caller(watch)
+    caller = _Caller(watch, memory)
     with gpus.reserved(alone=True, family=job.cell.family, waiting=caller.told):
         while pending := [n for n in job.implementations if n not in outcomes]:
             outcomes |= _attempt(job, device, pending, caller)
@@ -65,11 +68,11 @@ def measure(job: Job, out: Path | None = None, mode: str = "cold", watch: Any = 
 class _Caller:
     """The caller of a job at the other end of a socket, if there is one; it gets a sign of life every second.
 
-    `workers` counts how many there were.
+    `workers` counts how many there were, `memory` is what jobs of the caller share.
     """
 
-    def __init__(self, watch: Any) -> None:
-        self.watch, self.workers = watch, 0
+    def __init__(self, watch: Any, memory: Any = None) -> None:
+        self.watch, self.memory, self.workers = watch, memory, 0
         self._last = time.monotonic()
 
     def told(self) -> None:
@@ -89,13 +92,18 @@ def _attempt(
     attempt includes the next worker, which finds out which implementation it was."""
     receive, send = Pipe(duplex=False)
     supervisor, others = os.getpid(), processes.offspring()
+    ceilings = f"ceilings of {job.settings.cpu_threads} CPU threads"
+    known = caller.memory.get(ceilings) if caller.memory and device == "cpu" else None
     with processes.uninterrupted() as interrupts:
         child = os.fork()
     if child == 0:
         receive.close()
-        _child(job, device, pending, send, supervisor, audit)
+        if caller.memory:
+            caller.memory.close()
+        _child(job, device, pending, send, supervisor, audit, known)
     by_name: dict[str, dict[str, Any]] = {}
     at, step, ends, tainted, heard, last_word = None, "starting", False, False, time.monotonic(), ""
+    begun = False
     try:
         if interrupts:
             raise KeyboardInterrupt
@@ -119,6 +127,10 @@ def _attempt(
                 ends = True
             elif message[0] == "at":
                 at, step = message[1], message[2]
+                begun = begun or at is not None
+            elif message[0] == "ceilings":
+                if caller.memory and not begun:  # later ones could be an implementation's
+                    caller.memory.keep(ceilings, message[1])
             elif message[0] == "failed":
                 by_name[message[1]] = {"status": message[2], "reason": message[3]}
                 at = None
@@ -154,8 +166,8 @@ def _next(receive: Connection) -> tuple | None:
         return None
 
 
-def _child(job: Job, device: str, pending: list[str], send: Connection, supervisor: int, audit: bool) -> None:
-    """The forked worker; never returns, whatever an implementation raises."""
+def _child(job: Job, device: str, pending: list[str], send: Connection, supervisor: int, *options: Any) -> None:
+    """The forked worker; never returns, whatever an implementation raises. `options` are further arguments of `worker.run`."""
     code = 1
     try:
         os.setpgid(0, 0)
@@ -164,7 +176,7 @@ def _child(job: Job, device: str, pending: list[str], send: Connection, supervis
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that would outlive a kill
         from moe_routing_bench.measure import worker
 
-        worker.run(job, device, pending, send.send, audit)
+        worker.run(job, device, pending, send.send, *options)
         code = 0
     except SystemExit as error:
         code = processes.status(error.code)
@@ -215,7 +227,7 @@ def main(arguments: list[str], mode: str = "cold", watch: Any = None, memory: An
     try:
         for platform in asked:
             platforms.verify(platform)
-        rows = measure(Job.from_spec(spec), Path(out), mode, watch)
+        rows = measure(Job.from_spec(spec), Path(out), mode, watch, memory)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

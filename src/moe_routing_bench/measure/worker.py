@@ -2,7 +2,7 @@
 
 Reports to its supervisor through `send`: ``("at", name, step)`` before every step, ``("failed", name, status, reason)``
 when an implementation is out, ``("tainted", reason)`` when one has harmed the others and it is unknown which, and
-``("rows", {name: fields})`` at the end. It may die at any moment; the supervisor copes. Where an error of Python ends it, ``("died", text)``
+``("rows", {name: fields})`` at the end; ``("ceilings", known)``, for later cells, before any implementation is there. It may die at any moment; the supervisor copes. Where an error of Python ends it, ``("died", text)``
 says which.
 """
 
@@ -19,6 +19,7 @@ from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import calibration, outcome, plausible, processes, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Ruined, Tainted
+from moe_routing_bench.measure.cpu_ceilings import CpuCeilings
 from moe_routing_bench.measure.faults import described
 from moe_routing_bench.measure.footprint import allocated, footprint
 from moe_routing_bench.measure.inputs import Sets
@@ -35,24 +36,25 @@ from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.target import Target
 
 Send = Callable[[tuple], None]
+Kept = dict[str, Any] | None
 _RATES = ("peak_tflops", "sustained_tflops")  # of products of 16-bit numbers, which is what is measured
 REMEASURE_DRIFT = 0.05  # of a ceiling, over which a GPU cell is sampled once more
 _CHOICES = 4000  # letters of what a tuner chose, 240 for every product of QuACK's
 BLOCK_US = 20_000.0  # a block of a long call has fewer samples, so that there are enough blocks for an interval
 
 
-def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False) -> None:
-    """Measure the implementations `names` of the job's cell side by side and send their rows.
+def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False, kept: Kept = None) -> None:
+    """Measure the implementations `names` of the job's cell side by side and send their rows. `kept` are ceilings of an earlier cell.
 
     After every step of an implementation its clocks must be genuine, and settings that all share as they were. With `audit` all inputs are compared as well, which
     takes time, but tells which implementation changes them.
     """
     with runners(job, device, names) as isolated:
-        _measured(job, device, names, send, audit, isolated)
+        _measured(job, device, names, send, audit, kept, isolated)
 
 
 def _measured(
-    job: Job, device: str, names: list[str], send: Send, audit: bool, isolated: dict[str, list[Runner]]
+    job: Job, device: str, names: list[str], send: Send, audit: bool, kept: Kept, isolated: dict[str, list[Runner]]
 ) -> None:
     """`run` with a process for each isolated implementation."""
     begin = perf_counter()
@@ -84,8 +86,11 @@ def _measured(
 
     guarded = functools.partial(_guarded, send, after=harmed)
     send(("at", None, "calibration"))
-    ceilings = calibration.ceilings(device, mix, cost.read_bytes, cost.write_bytes)
+    gpu_ceilings = functools.partial(calibration.GpuCeilings, mix, cost.read_bytes, cost.write_bytes)
+    ceilings = CpuCeilings(kept) if device == "cpu" else gpu_ceilings()
     before = ceilings.measure()
+    if ceilings.known:  # before an implementation could have a part in it
+        send(("ceilings", ceilings.known))
     quiet = GpuQuiet() if gpu and isolated else Quiet()
     for name in names:
         admit = functools.partial(_entered, job, name, sets, device, send, quiet, isolated.get(name, []))
@@ -118,7 +123,7 @@ def _measured(
             alive.remove(candidate)
     common = (
         calibration.mean(before, after)
-        | {"calibration_drift": drift, "check_nonce": sets.nonce}
+        | {"calibration_drift": drift, "ceilings_at": ceilings.at, "check_nonce": sets.nonce}
         | outcome.routing(job, definition, sets)
     )
     if gpu:
@@ -130,7 +135,7 @@ def _measured(
     outcome.speedups(alive, rows, bench.baseline)
     outcome.twins(alive, rows)
     if device == "cpu" and rows:
-        plausible.judge(rows.values(), cost)
+        plausible.judge(rows.values(), cost, ceilings.limits)
     send(("rows", {n: r | {"measure_seconds": perf_counter() - begin} for n, r in rows.items()}))
 
 

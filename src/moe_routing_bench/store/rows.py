@@ -156,6 +156,7 @@ MEASURED: dict[str, pa.DataType] = {
     "launch_us": _F,
     "graph_node_us": _F,
     "calibration_drift": _F,
+    "ceilings_at": _S,
     # provenance
     "git_sha": _S,
     "git_dirty": _B,
@@ -195,7 +196,7 @@ LATER = (
     *("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token", "dense_us", "over_dense"),
     *("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "plugin", "plugin_fingerprint"),
     *("busy_share", "block_turns", "workspace_bytes", "transient_bytes", "mixed_gb_per_s", "mean_active_experts"),
-    *("isolated", "handover_us"),
+    *("isolated", "handover_us", "ceilings_at"),
 )
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 

@@ -1,0 +1,98 @@
+"""The ceilings of a CPU: measured whole once for the cells of a warm server, and scaled by a short probe before and after each cell.
+
+Whole, they take longer than a tiny cell. What is known of an earlier cell counts only with the same threads on the same CPUs, for ten
+minutes, and while the probe takes about as long as it did then: a clock or a load that has changed is measured again.
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from moe_routing_bench.measure import plausible
+from moe_routing_bench.measure.calibration import timed
+
+MOST_SECONDS = 600.0  # that the machine was on, suspended or not
+MOST_CHANGE = 0.25  # of a probe, up to which ceilings are taken to change as it does
+_WHOLE, _SHORT = 8 << 20, 2 << 20  # elements of a copy
+_WHOLE_SIDE, _SHORT_SIDE = 768, 256  # of a product
+
+
+class CpuCeilings:
+    """Ceilings of a CPU: no stream and no graph. `known` is JSON: what an earlier cell has measured, or this one."""
+
+    def __init__(self, known: dict[str, Any] | None = None) -> None:
+        """Make the buffers of the probe."""
+        self.known = known
+        self._copy, self._product = _copy(_SHORT), _product(_SHORT_SIDE)
+
+    @property
+    def at(self) -> str | None:
+        """When they were measured whole."""
+        return self.known["at"] if self.known else None
+
+    @property
+    def limits(self) -> Sequence[float] | None:
+        """Those of `plausible`, of the same time."""
+        return self.known["limits"] if self.known else None
+
+    def measure(self) -> dict[str, float]:
+        """Row fields copy_, read_, write_gb_per_s, peak_tflops, launch_us, as the probe says that they are now."""
+        probe = self._probed()
+        if not self.known or not self._holds(self.known, probe):
+            self.known = _surroundings() | {
+                "rates": _whole(),
+                "limits": plausible.limits(),
+                "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                "clock": time.clock_gettime(time.CLOCK_BOOTTIME),
+            }
+            self.known["probe"] = probe = self._probed()
+        copy, product = (now / then for now, then in zip(probe, self.known["probe"], strict=True))
+        scales = {"peak_tflops": product, "launch_us": 1.0}
+        return {name: rate * scales.get(name, copy) for name, rate in self.known["rates"].items()}
+
+    def sustained(self, *_: Any) -> dict[str, float]:
+        """Nothing: no power limit is known of a CPU."""
+        return {}
+
+    def _probed(self) -> tuple[float, float]:
+        """Copies and products per second."""
+        return 1 / timed(self._copy, "cpu"), 1 / timed(self._product, "cpu")
+
+    @staticmethod
+    def _holds(known: dict[str, Any], probe: tuple[float, float]) -> bool:
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - known["clock"]
+        changes = [abs(now / then - 1) for now, then in zip(probe, known["probe"], strict=True)]
+        same = all(known[name] == value for name, value in _surroundings().items())
+        return same and 0 <= age <= MOST_SECONDS and max(changes) <= MOST_CHANGE
+
+
+def _surroundings() -> dict[str, Any]:
+    return {"threads": torch.get_num_threads(), "cpus": sorted(os.sched_getaffinity(0))}
+
+
+def _whole() -> dict[str, float]:
+    source, a = torch.ones(_WHOLE), torch.randn(_WHOLE_SIDE, _WHOLE_SIDE)
+    target, size = torch.empty_like(source), source.numel() * source.element_size()
+    return {
+        "copy_gb_per_s": 2 * size / timed(lambda: target.copy_(source), "cpu") / 1e9,
+        "read_gb_per_s": size / timed(source.sum, "cpu") / 1e9,
+        "write_gb_per_s": size / timed(lambda: target.fill_(1), "cpu") / 1e9,
+        "peak_tflops": 2 * _WHOLE_SIDE**3 / timed(lambda: a @ a, "cpu") / 1e12,
+        "launch_us": timed(lambda: a[0, 0].add_(0), "cpu", 20) * 1e6,
+    }
+
+
+def _copy(elements: int) -> Callable[[], object]:
+    source = torch.ones(elements)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _product(side: int) -> Callable[[], object]:
+    a = torch.randn(side, side)
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, a, out=out)
