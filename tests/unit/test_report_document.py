@@ -9,8 +9,8 @@ from rows import BAD, rows, some
 
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report import document, page
+from moe_routing_bench.report.packing import unpacked
 from moe_routing_bench.report.render import render
-from moe_routing_bench.report.row_data import unpacked
 from moe_routing_kernels.errors import UserError
 
 TABLE = some(rows())

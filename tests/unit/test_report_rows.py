@@ -15,6 +15,7 @@ from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.config.presets import load as presets
 from moe_routing_bench.measure import supervisor
+from moe_routing_bench.report import packing
 from moe_routing_bench.report import row_data as pages
 from moe_routing_bench.report.row_data import again
 from moe_routing_bench.report.row_fields import LEFT_OUT, fields
@@ -181,6 +182,6 @@ def test_plain_values():
     (record,) = frame(one("layer", stage_us=[("gate", 1.23456789), ("pack", 2.0)], check_nonce=2**60)).to_dict(
         "records"
     )
-    assert pages.plain(record["stage_us"]) == {"gate": 1.2346, "pack": 2}
-    assert pages.plain(record["check_nonce"]) == str(2**60)
-    assert pages.plain(float("inf")) is None and pages.plain(pd.NA) is None
+    assert packing.plain(record["stage_us"]) == {"gate": 1.2346, "pack": 2}
+    assert packing.plain(record["check_nonce"]) == str(2**60)
+    assert packing.plain(float("inf")) is None and packing.plain(pd.NA) is None

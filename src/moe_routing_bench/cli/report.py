@@ -19,6 +19,8 @@ from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_bench.study.request import last, models, platform_of
 from moe_routing_kernels.errors import bad, pick, writing
 
+_UNSHOWN = ("expert_load", "block_clocks_mhz", "block_powers_w")  # lists that no figure and no section reads
+
 
 def figure(
     platform: Platform = None,
@@ -87,8 +89,8 @@ def _tables(platform: str) -> dict[str, Any]:
     return {name: rows_of(name, platform) for name in paths.reported(platform)}
 
 
-def _write(platform: str, tables: Mapping[str, Any]) -> None:
-    """Write the report of these rows and of the figures that are drawn."""
+def _write(platform: str, tables: dict[str, Any]) -> None:
+    """Write the report of these rows, which it takes out of `tables`, and of the figures that are drawn."""
     drawn = {name: paths.figure(platform, name) for name in _reported(platform)}
     absent = [str(path) for path in drawn.values() if not path.is_file()]
     if absent:
@@ -99,16 +101,17 @@ def _write(platform: str, tables: Mapping[str, Any]) -> None:
             f"run `moe-routing-bench figure --platform {shlex.quote(platform)}`",
         )
     out = paths.report(platform)
+    versions, claims = _versions(platform, tables), held_claims(platform, tables["measurements"])
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         importlib.import_module("moe_routing_bench.report.render").render(
-            tables["measurements"],
+            tables.pop("measurements"),  # whose memory is needed for the page
             drawn,
             out,
             tables.get("quality"),
             tables.get("perft"),
-            _versions(platform, tables),
-            held_claims(platform, tables["measurements"]),
+            versions,
+            claims,
             _models(platform),
             platform.partition(".")[2],
             [json.loads(path.read_text(encoding="utf-8")) for path in paths.profile_files(platform)],
@@ -180,7 +183,7 @@ def rows_of(source: str, platform: str) -> Any:
     """The table that figures with this source are drawn from, as a DataFrame."""
     path = paths.TABLES[source](platform)
     if source == "measurements":
-        table = records.read(path)
+        table = records.read(path, _UNSHOWN)
     else:
         table = run_rows.read(path, adaptation_rows.SCHEMA if source == "perft" else run_rows.SCHEMA)
     return records.frame(records.of_platform(table, platform, str(path)))

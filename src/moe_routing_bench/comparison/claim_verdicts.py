@@ -34,16 +34,17 @@ class Held:
 
 def held(claims: Sequence[Claim], rows: pd.DataFrame, cpu: bool = False) -> list[Held]:
     """Each claim held against the rows of one platform, in the order of the claims; `cpu`: it is a CPU, whose times count for none."""
-    return [_held(claim, rows, cpu) for claim in claims]
+    ok = rows[rows["status"] == "ok"]
+    return [_held(claim, rows, ok, cpu) for claim in claims]
 
 
-def _held(claim: Claim, rows: pd.DataFrame, cpu: bool) -> Held:
+def _held(claim: Claim, rows: pd.DataFrame, ok: pd.DataFrame, cpu: bool) -> Held:
+    """A claim held against the rows that are `ok`; the others say why there are none."""
     check = claim.check
     if check is None:
         return Held(claim, NOT_RUNNABLE, why=claim.reason)
     if cpu and check.column not in _OF_THE_ROUTING:
         return Held(claim, ABSENT, why="a time on a CPU says nothing of it")
-    ok = rows[rows["status"] == "ok"]
     mine = matching(ok, check, check.implementation)
     if mine.empty:
         return Held(claim, ABSENT, why=_absence(rows, check))
@@ -79,11 +80,11 @@ def reproduced(claim: Claim, ours: float) -> bool:
 
 def matching(rows: pd.DataFrame, check: Check, implementation: str) -> pd.DataFrame:
     """The rows of an implementation with the axes of a check; an axis that is `none` there has no value."""
-    chosen = (rows["bench"] == check.bench) & (rows["implementation"] == implementation)
+    found = rows.index[(rows["bench"] == check.bench) & (rows["implementation"] == implementation)]
     for name, asked in check.axes.items():
-        value = axes.spelled(AXES[name], asked)
-        chosen &= rows[name].isna() if value is None or value == "none" else rows[name] == value
-    return rows[chosen]
+        column, value = rows.loc[found, name], axes.spelled(AXES[name], asked)
+        found = found[column.isna() if value is None or value == "none" else column == value]
+    return rows.loc[found]
 
 
 def _card(rows: pd.DataFrame) -> list[pd.Series]:

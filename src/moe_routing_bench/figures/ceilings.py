@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.figures import palette, row_groups
-from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row
+from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row, thinned
 from moe_routing_bench.quantities import us
 
 ROOF = "roof"
 _BYTES, _RATE = Scale("compulsory bytes of a call (MB)", "log"), Scale("GB/s of compulsory bytes")
+_POINT = ("compulsory_bytes", "flops", "gb_per_s", "tflops", "share_of_copy", "ci_low_us", "ci_high_us")
 _INTENSITY = Scale("arithmetic intensity (FLOP / compulsory byte)", "log"), Scale("achieved TFLOP/s", "log")
 
 
@@ -26,7 +27,7 @@ def bandwidth(table: pd.DataFrame) -> Chart:
         reason = "no bench that only moves data was measured" if some else row_groups.why(table, *benches)
         return nothing("points", _BYTES, _RATE, rows, reason)
     far = [bench for bench in benches if _mostly_far_below(rows[rows["bench"] == bench])]
-    labels = row_groups.labels(rows)
+    labels = row_groups.labels(rows).to_dict()
     records = [
         {
             "panel": one["bench"],
@@ -39,20 +40,22 @@ def bandwidth(table: pd.DataFrame) -> Chart:
         }
         | row(one)
         for bench in benches
-        for _, one in rows[rows["bench"] == bench].iterrows()
+        for one in row_groups.records(rows[rows["bench"] == bench], _POINT)
         for low, high in [(one["compulsory_bytes"] / one[end] / 1e3 for end in ("ci_high_us", "ci_low_us"))]
-        for says in [f"{labels[one.name]}, {one['share_of_copy']:.0%} of the copy"]
+        for says in [f"{labels[one['index']]}, {one['share_of_copy']:.0%} of the copy"]
     ]
     copy = rows["copy_gb_per_s"].median()
     note = "one point per row; in a panel, " + row_groups.differing(rows, "rows", by=["bench", "implementation"])
     note += "" if np.isnan(copy) else f"; dashed: a copy, {copy:,.0f} GB/s"
     tints = palette.tints(rows["implementation"])
     own = {bench: (_BYTES, Scale(_RATE.label, "log")) for bench in far}
+    points, covered = thinned(marks(records), lambda panel: own.get(panel, (_BYTES, _RATE)))
+    note += f"; {covered}" * bool(covered)
     return Chart(
         "points",
         _BYTES,
         _RATE,
-        marks(records),
+        points,
         tints,
         rows,
         None if np.isnan(copy) else float(copy),
@@ -83,7 +86,7 @@ def roofline(table: pd.DataFrame) -> Chart:
     for bench in row_groups.benches(rows):
         mine = rows[rows["bench"] == bench]
         records += _roof(bench, mine)
-        for _, one in mine.iterrows():
+        for one in row_groups.records(mine, _POINT):
             low, high = (one["flops"] / one[end] / 1e6 for end in ("ci_high_us", "ci_low_us"))
             alone = f"{one['bench']} {one['cell']}"  # a line through one point is none
             records.append(
@@ -94,7 +97,7 @@ def roofline(table: pd.DataFrame) -> Chart:
                     "y": one["tflops"],
                     "low": low,
                     "high": high,
-                    "says": labels[one.name],
+                    "says": labels[one["index"]],
                     "join": alone,
                 }
                 | row(one)

@@ -1,9 +1,10 @@
 """A figure as data: marks on two scales, in panels. The page draws them with hover and switches, `paper` draws the same for print."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 TOKENS = "tokens"  # label of an axis whose ticks are the numbers that were measured
@@ -83,12 +84,32 @@ def marks(records: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(records, columns=[*_REQUIRED, *_OPTIONAL])
 
 
-def row(record: pd.Series) -> dict[str, Any]:
+MOST_POINTS = 5_000  # of a chart of points: of more, those that would cover each other are one
+_ACROSS, _UP = 128, 96  # places of a panel, each as large as a point
+
+
+def thinned(marks: pd.DataFrame, scales: Callable[[str], tuple[Scale, Scale]]) -> tuple[pd.DataFrame, str]:
+    """The marks of a chart of points without those that lie on another of their panel, series and look, and in words how many are left out."""
+    if len(marks) <= MOST_POINTS:
+        return marks, ""
+    places = pd.DataFrame(index=marks.index, columns=["x", "y"], dtype=float)
+    for panel, own in marks.groupby("panel", sort=False):
+        for name, scale, count in zip(("x", "y"), scales(str(panel)), (_ACROSS, _UP), strict=True):
+            values = own[name].astype(float)
+            values = np.log(values.where(values > 0)) if scale.kind == "log" else values
+            width = values.max() - values.min()
+            places.loc[own.index, name] = ((values - values.min()) / width * count).round() if width > 0 else 0.0
+    keys = places.assign(panel=marks["panel"], series=marks["series"], doubt=marks["doubt"])
+    kept = marks[~keys.duplicated()]
+    return kept, f"{len(marks) - len(kept):,} points that others cover are not drawn"
+
+
+def row(record: Any) -> dict[str, Any]:
     """What names the row that a mark is of, and what speaks against its time."""
     return {name: record[name] for name in ("bench", "cell", "implementation")} | {"doubt": doubts(record)}
 
 
-def doubts(record: pd.Series) -> str | None:
+def doubts(record: Any) -> str | None:
     """What speaks against the time of a row, in words; None where nothing does. A CPU's caches are not judged."""
     known = {
         "suspect": record.get("suspect") == True,  # noqa: E712

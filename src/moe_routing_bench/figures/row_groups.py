@@ -3,7 +3,7 @@
 An axis that is added later is in every grouping by itself, and a median over it is said to be one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
@@ -129,6 +129,16 @@ def why(table: pd.DataFrame, *benches: str) -> str:
         return f"no {what} row has the values that this panel shows"
     counts = ", ".join(f"{n} {status}" for status, n in bad.items())
     return f"{len(asked) - bad.sum()} of {len(asked)} {what} rows ok\n({counts})"
+
+
+_NAMES = ("bench", "cell", "implementation", "suspect", "converged", "cold", "gpu_name")  # what `chart.row` reads
+
+
+def records(rows: pd.DataFrame, names: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """Rows as mappings with their index, some columns, and those that name a row and speak against its time; `iterrows` takes fifty times as long."""
+    columns = {name: rows[name].tolist() for name in (*_NAMES, *names) if name in rows}
+    for index, *values in zip(rows.index, *columns.values(), strict=True):
+        yield {"index": index, **dict(zip(columns, values, strict=True))}
 
 
 def front(points: pd.DataFrame, x: str, y: str) -> pd.DataFrame:

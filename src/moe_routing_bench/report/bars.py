@@ -1,5 +1,6 @@
 """What a bar is: a figure that was fixed before kernels were written, the cells that it is about, and how rows of a cell show it. No torch."""
 
+import functools
 import math
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class Figure:
     group: str = ""
     second: float | None = None
 
-    @property
+    @functools.cached_property
     def estimate(self) -> Estimate:
         """The figure with its interval, which is wider by as much as the ceilings drifted in its cells where that makes rows suspect.
 
@@ -43,7 +44,7 @@ class Figure:
         drifts = {row["cell_hash"]: row["calibration_drift"] for row in self.rows if _drifted_alone(row)}
         return self.timed if self._compared else ratios.widened(self.timed, list(drifts.values()))
 
-    @property
+    @functools.cached_property
     def suspect(self) -> bool:
         """Whether a time is suspect for a reason other than calibration drift, whose size is known."""
         return any(row["suspect"] is True and not _drifted_alone(row) for row in self.rows)

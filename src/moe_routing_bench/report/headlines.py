@@ -54,12 +54,13 @@ def sound(table: pd.DataFrame) -> pd.DataFrame:
 
     Only cells whose fastest row qualifies; otherwise the winner is unknown.
     """
-    ok = table[(table["status"] == "ok") & table["median_us"].notna()]
+    columns = ["bench", "cell", "gpu_uuid", "host", "median_us", "best_verdict", "suspect", "converged"]
+    ok = table.loc[(table["status"] == "ok") & table["median_us"].notna(), columns]
     told = ok["best_verdict"].notna() & (ok["best_verdict"] != UNDECIDED)
     firm = (ok["suspect"].fillna(False) != True) & ((ok["converged"] != False) | told)  # noqa: E712
     quickest = ok.sort_values("median_us").groupby(["bench", "cell", row_groups.card(ok)], sort=False).head(1).index
     keys = pd.Series(list(zip(ok["bench"], ok["cell"], row_groups.card(ok), strict=True)), index=ok.index, dtype=object)
-    return ok[firm & keys.isin(set(keys[quickest][firm[quickest]]))]
+    return table.loc[ok.index[firm & keys.isin(set(keys[quickest][firm[quickest]]))]]
 
 
 def _widest(rows: pd.DataFrame, having: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:

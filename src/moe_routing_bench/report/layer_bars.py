@@ -86,7 +86,7 @@ def _regret(kind: int, rows: Sequence[Row]) -> Figure | None:
         return None
     by_name = dict(zip(own["implementation"], own.index, strict=True))
     chosen, best = (
-        rows[by_name[name]] | {"implementation": name} for name in (found[0].choices[kind].name, found[0].best)
+        dict(rows[by_name[name]]) | {"implementation": name} for name in (found[0].choices[kind].name, found[0].best)
     )
     return Figure(
         ratios.speed(chosen, best), (chosen, best), f"{chosen['implementation']}, the best is {best['implementation']}"

@@ -9,8 +9,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from moe_routing_bench.report.document import Picture, Report
+from moe_routing_bench.report.packing import compressed
 from moe_routing_bench.report.pictures import picture
-from moe_routing_bench.report.row_data import compressed
 from moe_routing_kernels import files
 
 LIBRARY = resources.files("moe_routing_bench.report").joinpath(

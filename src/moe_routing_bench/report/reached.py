@@ -9,9 +9,10 @@ are counted, and what would be with the suspect cells is said, but decides nothi
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter
+from typing import Any
 
 import pandas as pd
 
@@ -27,7 +28,30 @@ WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval ho
 _NONE = "–"
 # What rows are told apart by, also by bars' `among`. What else they have, of some 170 columns, is looked up in records: to take rows of all takes most of the time.
 _KEYS = [*AXES, "bench", "implementation", "status", "gpu_uuid", "host", "code_fingerprint", "compulsory_bytes"]
+_AT_ONCE = 2000  # rows that are copied on their way
 _FEW = 6  # cells that are all shown
+
+
+class _Record(Mapping[Hashable, Any]):
+    """A row whose names are shared by all rows: a dict of so many columns takes three times the memory."""
+
+    __slots__ = ("_places", "_values")
+
+    def __init__(self, places: Mapping[Hashable, int], values: list[Any]) -> None:
+        """`places` are those of the names among the values."""
+        self._places, self._values = places, values
+
+    def __getitem__(self, name: Hashable) -> Any:
+        """The value of a column."""
+        return self._values[self._places[name]]
+
+    def __iter__(self) -> Iterator[Hashable]:
+        """The names of the columns."""
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        """How many columns there are."""
+        return len(self._values)
 
 
 @dataclass(frozen=True)
@@ -36,6 +60,7 @@ class _Run:
 
     name: str
     rows: pd.DataFrame
+    _made: dict[Hashable, Row] = field(default_factory=dict)
 
     @functools.cached_property
     def keys(self) -> pd.DataFrame:
@@ -46,11 +71,15 @@ class _Run:
     def of(self, bench: str) -> pd.DataFrame:
         return self.keys[self.keys["bench"] == bench]
 
-    @functools.cached_property
-    def records(self) -> dict[Hashable, Row]:
-        """Each row by its index: once for all bars, because it is slow."""
-        rows, names = self.rows.to_numpy(object).tolist(), list(self.rows)  # a third of the time that `to_dict` takes
-        return {i: dict(zip(names, row, strict=True)) for i, row in zip(self.rows.index, rows, strict=True)}
+    def records(self, indices: Sequence[Hashable]) -> list[Row]:
+        """Rows by their index: each is made once for all bars, and only those that bars ask for, because it is slow."""
+        if new := [i for i in dict.fromkeys(indices) if i not in self._made]:
+            places = {name: place for place, name in enumerate(self.rows)}
+            for start in range(0, len(new), _AT_ONCE):
+                part = new[start : start + _AT_ONCE]
+                rows = self.rows.loc[part].to_numpy(object).tolist()  # a third of the time that `to_dict` takes
+                self._made.update((i, _Record(places, row)) for i, row in zip(part, rows, strict=True))
+        return [self._made[i] for i in indices]
 
 
 def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[BarLine]:
@@ -58,7 +87,7 @@ def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool 
 
     With `absent` also of bars without any. None on another platform, nor of a run that has too few of a bar's cells where another decides.
     """
-    runs = [_Run(name, rows[rows["platform"] == PLATFORM]) for name, rows in tables.items()]
+    runs = [_Run(name, _of_platform(rows)) for name, rows in tables.items()]
     found = []
     for bar in bars:
         of_it = [line for run in runs for line in _of_run(bar, run)]
@@ -66,6 +95,12 @@ def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool 
             of_it = [_line(bar, _NONE, f"0 of {len(bar.cells)}" if bar.cells else "0", _NONE, ABSENT, "")]
         found += without_too_few(of_it)
     return found
+
+
+def _of_platform(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of this platform: mostly all, of which a copy would take much memory."""
+    own = rows["platform"] == PLATFORM
+    return rows if own.all() else rows[own]
 
 
 def without_too_few(lines: list[BarLine]) -> list[BarLine]:
@@ -82,11 +117,11 @@ def _of_run(bar: Bar, run: _Run) -> Iterable[BarLine]:
         return
     rows = pd.concat([mine, *(Cells(run.of(name)).of(one) for name, one in bar.others.items())])
     ok = rows[rows["status"] == "ok"]
-    groups = [(key, found) for key, one in _comparable(ok) if (found := _figures(bar, one, run.records))]
+    groups = [(key, found) for key, one in _comparable(ok) if (found := _figures(bar, one, run))]
     for (card, code), found in groups:
         apart = f", {card}, code {code}" if len(groups) > 1 else ""
         yield _judged(bar, found, _of_bar(bar, lost), f"{run.name}{apart}".removeprefix(", "))
-    if not groups and (found := _figures(bar, ok, run.records)):
+    if not groups and (found := _figures(bar, ok, run)):
         said = f"{APART}: measured on different cards or by different code"
         yield _line(bar, said, f"0 of {len(bar.cells or found)}", _NONE, APART, run.name)
 
@@ -100,15 +135,16 @@ def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFr
             yield (str(card), ", ".join(str(code)[:8] for code, _ in found)), pd.concat([one for _, one in found])
 
 
-def _figures(bar: Bar, rows: pd.DataFrame, records: Mapping[Hashable, Row]) -> dict[str, Figure]:
-    """What the rows of each cell say, by its label; `records` are they, and others, by their index."""
+def _figures(bar: Bar, rows: pd.DataFrame, run: _Run) -> dict[str, Figure]:
+    """What the rows of each cell say, by its label; `rows` are the keys of rows of the run."""
     own, others = rows[rows["bench"] == bar.bench], list(rows.index[rows["bench"] != bar.bench])
     if bar.cells is None:
         cells = {str(name): one for name, one in own.groupby(row_groups.labels(own), sort=False)}
     else:
         known = Cells(own)
         cells = {name: one for name, values in bar.cells.items() if len(one := known.of(values))}
-    found = {name: bar.figure([records[i] for i in [*one.index, *others]]) for name, one in cells.items()}
+    run.records([*itertools.chain.from_iterable(one.index for one in cells.values()), *others])
+    found = {name: bar.figure(run.records([*one.index, *others])) for name, one in cells.items()}
     return {name: one for name, one in found.items() if one is not None}
 
 

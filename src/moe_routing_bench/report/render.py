@@ -32,8 +32,9 @@ from moe_routing_bench.report.answers import answers
 from moe_routing_bench.report.document import Figure, Report, made
 from moe_routing_bench.report.findings import findings
 from moe_routing_bench.report.headlines import headlines, unfound
+from moe_routing_bench.report.packing import plain
 from moe_routing_bench.report.parts import Accuracy, ByFormat, Failed, Quality
-from moe_routing_bench.report.row_data import page_data, plain, row_id
+from moe_routing_bench.report.row_data import page_data, row_id
 from moe_routing_bench.report.script_data import questions
 from moe_routing_bench.report.section_tables import choices, claim_line, evidence, judged
 from moe_routing_bench.report.seeds.section import section
@@ -59,8 +60,12 @@ _CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", 
 
 def render(table: pa.Table | pd.DataFrame, figures: Collection[str], out: Path, *others: Any, **named: Any) -> None:
     """Write the report of `table` as data to `report.json` next to `out`, and to `out` the page that is made of it alone; arguments as `build`."""
-    text = document.write(build(table, figures, out, *others, **named), out.with_name(document.NAME))
-    page.write_report(document.parsed(text), out)
+    report = build(table, figures, out, *others, **named)
+    del table  # a hundred thousand rows take as much memory as each of the texts that are made without them
+    text = document.write(report, out.with_name(document.NAME))
+    report = document.parsed(text)
+    del text
+    page.write_report(report, out)
 
 
 def build(
@@ -106,7 +111,6 @@ def build(
         findings=findings(frame),
         answers=answers(frame, trained),
         figures=[_figure(name, tables.get(FIGURES[name].source)) for name in figures],
-        rows=page_data(frame, presets),
         questions=questions(frame, models),
         failed=_failed(frame),
         machine=_machine(frame),
@@ -122,6 +126,7 @@ def build(
         quantised=_quantised(frame, matrix),
         accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
         evidence=evidence(stored),
+        rows=page_data(frame, presets),  # last, because it takes most memory
     )
 
 

@@ -1,15 +1,12 @@
 """The rows of a report as data of its page: ids for links, samples, the command that measures each again, and every field, by column.
 
-A column knows what its values share, and all of it is compressed. `templates/unpack.js` and `templates/rows.js` read what this writes.
+A column is made of its distinct values, of which most columns of a hundred thousand rows have few. All of it is compressed.
 """
 
-import base64
-import gzip
 import hashlib
 import json
-import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -19,79 +16,10 @@ import pandas as pd
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.report.packing import Column as Packed
+from moe_routing_bench.report.packing import differences, packed
 from moe_routing_bench.report.row_fields import COLUMNS, KEYS, Column, fields
 from moe_routing_bench.store.platforms import CPU
-
-_EXACT = 2**53  # from here on JavaScript's numbers skip integers
-DIGITS = 5  # of a number
-
-
-def compressed(value: object) -> str:
-    """JSON, compressed by gzip, in base64; equal values give equal text."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
-
-
-def packed(values: Sequence[Any]) -> dict[str, Any]:
-    """A column in few bytes: one value of `all` rows, one of `each`, or `of` the distinct values one `at` each row."""
-    texts = [repr(value) for value in values]  # 1, True and 1.0 are three
-    distinct = dict(zip(texts, values, strict=True))
-    if len(distinct) == 1:
-        return {"all": values[0]}
-    places = {text: place for place, text in enumerate(distinct)}
-    at = [places[text] for text in texts]
-    if sum(map(len, texts)) <= sum(map(len, distinct)) + sum(len(str(place)) for place in at):
-        return {"each": list(values)}
-    return {"of": list(distinct.values()), "at": at}
-
-
-def differences(values: Sequence[float | None], name: str, base: Sequence[float | None]) -> dict[str, Any]:
-    """A column of numbers `near` another, called `name`, whose values are `base`: `by` how many units of the other's last digit they differ.
-
-    None where either is missing. A number below a tenth of the other has fewer digits than five.
-    """
-    return {"near": name, "by": [_units(one, other) for one, other in zip(values, base, strict=True)]}
-
-
-def _units(value: float | None, base: float | None) -> int | None:
-    """How many units of the last digit of `base`, which has five, lie between both."""
-    if value is None or base is None:
-        return None
-    last = int(f"{base:e}".partition("e")[2]) + 1 - DIGITS
-    return round(value * 10.0**-last) - round(base * 10.0**-last)
-
-
-def unpacked(name: str, columns: Mapping[str, Mapping[str, Any]], rows: int) -> list[Any]:
-    """The values of a packed column, one for each of so many rows."""
-    held = columns[name]
-    if "all" in held:
-        return [held["all"]] * rows
-    if "each" in held:
-        return list(held["each"])
-    if "of" in held:
-        return [held["of"][place] for place in held["at"]]
-    return [_apart(by, base) for by, base in zip(held["by"], unpacked(held["near"], columns, rows), strict=True)]
-
-
-def _apart(by: int | None, base: float | None) -> float | None:
-    """The number that differs from `base` by so many units of its last digit."""
-    if by is None or base is None:
-        return None
-    last = int(f"{base:e}".partition("e")[2]) + 1 - DIGITS
-    return float(f"{(round(base * 10.0**-last) + by) * 10.0**last:.{DIGITS}g}")
-
-
-def plain(value: Any) -> Any:
-    """A JSON value; missing or infinite is null, numbers have five digits, a map of stages is an object."""
-    if isinstance(value, list | np.ndarray):
-        return {name: plain(one) for name, one in value}
-    if value is None or value is pd.NA:
-        return None
-    item = value.item() if hasattr(value, "item") else value
-    if isinstance(item, float):
-        return None if not math.isfinite(item) else int(item) if item.is_integer() else float(f"{item:.{DIGITS}g}")
-    return str(item) if isinstance(item, int) and abs(item) >= _EXACT else item
-
 
 _DIGITS = 10  # of an id: among 10,000 rows two are equal once in 20,000 reports
 _TIMES = "ci_low_us ci_high_us min_us p5_us q1_us q3_us p95_us max_us warm_median_us wall_median_us twin_median_us"
@@ -100,8 +28,10 @@ _NEAR = dict.fromkeys(_TIMES.split(), "median_us") | {
 }  # columns as their differences from another, which have fewer digits
 _CLOCKS = ("started_at", "ended_at")  # to the second
 MOST = 120  # of a row; of more every second, third or later one is drawn
-LEAST, ALTOGETHER = 30, 600_000  # of many rows fewer, so that their page is no larger than one is allowed to be
+LEAST, ALTOGETHER = 6, 600_000  # of many rows fewer, so that their page is no larger than one is allowed to be
 SCALE = 10_000  # offsets are in hundredths of a percent of the median
+_ASKED = (*AXES, "platform", "cpu_threads")  # what decides the options of a command, and what its start
+_STARTED = ("bench", "implementation", "baseline", "speedup", "best_other", "best_speedup", "model")
 _Texts = Mapping[str, str]
 
 
@@ -112,23 +42,49 @@ def page_data(frame: pd.DataFrame, presets: Mapping[str, str] = MappingProxyType
     `commands`, `samples` and `values`; commands and values are packed: see `packed` and `differences`. `presets`: see `again`.
     """
     shown = fields()
-    records = frame.to_dict("records")
-    others = {one["implementation"]: one["plugin"] for one in records if isinstance(one["plugin"], str)}
     return {
         "columns": [_shown(one) for one in COLUMNS],
         "keys": KEYS,
         "fields": shown,
         "aliases": {axis.prefix: axis.name for axis in AXES.values() if axis.prefix and axis.prefix.isalpha()},
-        "ids": [row_id(record) for record in records],
-        "samples": samples(records),
-        "commands": packed([_command(record, others, presets) for record in records]),
-        "values": _columns({one["name"]: _plain(frame[one["name"]]) for one in shown}),
+        "ids": [row_id(record) for record in _records(frame, ("bench", "cell", "implementation"))],
+        "samples": samples(_records(frame, ("samples_us", "set_aside_samples_us", "median_us"))),
+        "commands": packed(_commands(frame, presets)),
+        "values": _columns({one["name"]: frame[one["name"]] for one in shown}),
     }
 
 
-def _command(record: Mapping[str, Any], plugins: Mapping[str, str], presets: Mapping[str, str]) -> str:
-    """The command that measures a row again; what is said instead of a row of another benchmark."""
-    return again(record, plugins, presets) if record["bench"] in BENCHES else "a row of another benchmark"
+def _records(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Some columns of the rows, row by row."""
+    columns = [frame[name].tolist() for name in names]
+    return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
+
+
+def _commands(frame: pd.DataFrame, presets: _Texts) -> list[str]:
+    """The command that measures each row again; what is said instead of a row of another benchmark. The options of a cell are those of all its rows."""
+    plugins = {
+        name: plugin
+        for name, plugin in zip(frame["implementation"], frame["plugin"], strict=True)
+        if isinstance(plugin, str)
+    }
+    there = {name: frame[name].where(frame[name].isna(), 1.0) for name in ("speedup", "best_speedup")}
+    starts = _for_equal(
+        frame[list(_STARTED)].assign(**there), _STARTED, lambda row: shlex.join(_started(row, plugins, presets))
+    )
+    options = _for_equal(frame, _ASKED, lambda row: shlex.join(_options(row)))
+    return [
+        f"{start} {option}".rstrip() if bench in BENCHES else "a row of another benchmark"
+        for bench, start, option in zip(frame["bench"], starts, options, strict=True)
+    ]
+
+
+def _for_equal(frame: pd.DataFrame, names: Sequence[str], text: Callable[[dict[str, Any]], str]) -> list[str]:
+    """A text of each row, made once for rows that are equal in these columns."""
+    places = frame.groupby(list(names), dropna=False, sort=False).ngroup().to_numpy()
+    _, first = np.unique(places, return_index=True)
+    rows = frame[list(names)].iloc[first].astype(object)
+    texts = [text(row) for row in _records(rows.where(rows.notna(), None), names)]
+    return [texts[place] for place in places.tolist()]
 
 
 def _shown(column: Column) -> dict[str, Any]:
@@ -142,31 +98,24 @@ def _shown(column: Column) -> dict[str, Any]:
     }
 
 
-def _plain(column: pd.Series) -> list[Any]:
-    """A JSON value for each row; most columns have few distinct ones."""
-    if column.dtype == object and column.map(pd.api.types.is_list_like).any():
-        return [plain(one) for one in column]
-    places, distinct = pd.factorize(column)
-    found = [*map(plain, distinct), None]  # -1 is the place of a missing one
-    return [found[place] for place in places]
-
-
-def _columns(values: Mapping[str, list[Any]]) -> dict[str, dict[str, Any]]:
+def _columns(values: Mapping[str, pd.Series]) -> dict[str, dict[str, Any]]:
     """Every column packed: those of times of day to the second, and as differences from another column where both are known."""
-    clocks = {name: [one and one[:19] + one[19:].lstrip(".0123456789") for one in values[name]] for name in _CLOCKS}
-    return {name: _column(name, held, values) for name, held in {**values, **clocks}.items()}
+    bases = {name: Packed(values[name]) for name in dict.fromkeys(_NEAR.values())}
+    return {
+        name: _column(name, Packed(column.map(_to_the_second) if name in _CLOCKS else column), bases)
+        for name, column in values.items()
+    }
 
 
-def _column(name: str, held: list[Any], values: Mapping[str, list[Any]]) -> dict[str, Any]:
-    other = _NEAR.get(name)
-    alone = packed(held)
-    if (
-        other is None
-        or "all" in alone
-        or any(b is None for a, b in zip(held, values[other], strict=True) if a is not None)
-    ):
-        return alone
-    return differences(held, other, values[other])
+def _to_the_second(time: Any) -> Any:
+    return time and time[:19] + time[19:].lstrip(".0123456789") if isinstance(time, str) else time
+
+
+def _column(name: str, column: Packed, bases: Mapping[str, Packed]) -> dict[str, Any]:
+    base = bases.get(_NEAR.get(name, ""))
+    if base is None or len(column.distinct) == 1 or (base.missing & ~column.missing).any():
+        return column.packed()
+    return differences(column, _NEAR[name], base)
 
 
 def row_id(row: Mapping[str, Any]) -> str:
@@ -175,11 +124,12 @@ def row_id(row: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
-def samples(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def samples(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """The samples of each row that count and those set aside, in order, as offsets from its median in 1 / SCALE of it.
 
     `every`: which one in how many is kept; null for a row without samples.
     """
+    rows = list(rows)
     most = max(LEAST, min(MOST, ALTOGETHER // max(1, len(rows))))
     return {"scale": SCALE, "rows": [_samples_of(row, most) for row in rows]}
 
@@ -210,13 +160,17 @@ def again(
     `plugins` are the references of implementations of other packages, by name: their modules are named, too. `presets` are the files of
     models that are not in the project's, by name. Left out is what `measure` takes anyway: defaults, and what a model preset sets. Of the settings of a measurement a row holds the threads alone, which count on a CPU.
     """
+    return shlex.join([*_started(row, plugins, presets), *_options(row)])
+
+
+def _started(row: Mapping[str, Any], plugins: _Texts, presets: _Texts) -> list[str]:
+    """The command without the options of the row's cell."""
     names = list(dict.fromkeys(_compared(row)))
     modules = sorted({plugins[name].partition(":")[0] for name in names if name in plugins})
     named = [word for module in modules for word in ("--plugin", module)]
     if row["model"] in presets:
         named += ["--models", presets[row["model"]]]
-    command = ["moe-routing-bench", "measure", row["bench"], "--implementations", ",".join(names), *named]
-    return shlex.join([*command, *_options(row)])
+    return ["moe-routing-bench", "measure", row["bench"], "--implementations", ",".join(names), *named]
 
 
 def _compared(row: Mapping[str, Any]) -> Iterator[str]:

@@ -11,7 +11,8 @@ from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES, PRESET, Axis
 from moe_routing_bench.figures import palette
 from moe_routing_bench.figures.chart import Chart, Scale, legend_of_doubts
-from moe_routing_bench.report.row_data import packed, row_id
+from moe_routing_bench.report.packing import packed
+from moe_routing_bench.report.row_data import row_id
 
 _DIGITS = 5
 _NUMBERS = ("x_low", "x_high", "low", "high")

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -73,8 +73,8 @@ def _is_whole(data: bytes) -> bool | None:
     return seen.hexdigest().encode() == data[place:end]
 
 
-def read_table(source: Path | BinaryIO, foreign: bool = False) -> pa.Table:
-    """All of a table. Raises `OSError` or `pa.ArrowException` for what is unreadable, too large, damaged, or edited since it was
+def read_table(source: Path | BinaryIO, foreign: bool = False, without: Collection[str] = ()) -> pa.Table:
+    """A table, `without` some of its columns, though all are verified. Raises `OSError` or `pa.ArrowException` for what is unreadable, too large, damaged, or edited since it was
     written. A sealed file is believed to be as small as this code writes it, unless `foreign`."""
     data = guarded.content(source, guarded.MOST_TABLE) if isinstance(source, Path) else source.read()
     sealed = _is_whole(data)
@@ -83,7 +83,8 @@ def read_table(source: Path | BinaryIO, foreign: bool = False) -> pa.Table:
     try:
         if sealed and not foreign:
             with pq.ParquetFile(pa.BufferReader(data)) as file:
-                table = file.read(use_threads=len(data) > _SMALL)
+                names = [name for name in file.schema_arrow.names if name not in without] if without else None
+                table = file.read(names, use_threads=len(data) > _SMALL)
         else:
             table = unpacking.read(data, DIGEST)
         metadata = dict(table.schema.metadata or {})
@@ -93,7 +94,8 @@ def read_table(source: Path | BinaryIO, foreign: bool = False) -> pa.Table:
             raise pa.ArrowInvalid(_OTHER)
     except UnicodeDecodeError as error:
         raise pa.ArrowInvalid("a text in it is none") from error
-    return table.replace_schema_metadata(metadata or None)
+    absent = [name for name in without if name in table.column_names]  # where they had to be read
+    return table.drop_columns(absent).replace_schema_metadata(metadata or None)
 
 
 def sealed_metadata(path: Path, *names: bytes) -> list[bytes | None]:

@@ -6,7 +6,7 @@ own records.
 
 import functools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -66,19 +66,19 @@ WITHDRAWN = {"peak_memory_bytes": "workspace_bytes"}
 _VALID: deque[pa.Schema] = deque(maxlen=16)
 
 
-def read(path: Path) -> pa.Table:
-    """Read rows of this schema version, with a null column for every axis that no row of the file has, for what was added since, and for what is
-    `WITHDRAWN`.
+def read(path: Path, without: Collection[str] = ()) -> pa.Table:
+    """Read rows of this schema version, with a null column for every axis that no row of the file has, for what was added since, for what is
+    `WITHDRAWN`, and for columns `without` which the caller does.
 
     Raises `UserError` for a missing, unreadable or older file.
     """
-    return completed(verified(path))
+    return completed(verified(path, without))
 
 
-def verified(path: Path) -> pa.Table:
+def verified(path: Path, without: Collection[str] = ()) -> pa.Table:
     """The rows as the file has them, of which `completed` makes those of `read`; the same errors."""
     try:
-        table = read_table(path)
+        table = read_table(path, without=without)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).rsplit(": ", 1)[-1][:60]
         hint = f"run `snakemake` to measure it again ({reason})" if path.exists() else "run `snakemake` first"
@@ -88,14 +88,14 @@ def verified(path: Path) -> pa.Table:
     if others := versions - {SCHEMA_VERSION}:
         raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
     known = any(map(table.schema.equals, _VALID))  # the files of a bench have one schema: it is looked at once
-    if wrong := [] if known else _wrong(table.schema):
+    if wrong := [] if known else _wrong(table.schema, without):
         names = ", ".join(wrong[:5])
         raise bad(
             f"columns of {path}", f"{len(wrong)} absent, unknown or of another type: {names}", "the schema", again
         )
     if not len(table):
         raise bad("measurements", f"no rows in {path}", "at least one", again)
-    if not known:
+    if not known and not without:
         _VALID.append(table.schema.remove_metadata())
     return table
 
@@ -115,13 +115,13 @@ def completed(table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, table.schema.metadata))
 
 
-def _wrong(schema: pa.Schema) -> list[str]:
+def _wrong(schema: pa.Schema, without: Collection[str]) -> list[str]:
     """The columns that a schema lacks, or should not have, or has with another type.
 
     May be absent: what was added since, and an axis that was added later, or that no bench of the rows reads.
     """
     types = dict(zip(schema.names, schema.types, strict=True))
-    optional = {name: COLUMNS[name] for name in (*AXIS_COLUMNS, *LATER)}
+    optional = {name: COLUMNS[name] for name in (*AXIS_COLUMNS, *LATER, *without)}
     wrong = {name for name in types | COLUMNS if types.get(name, optional.get(name)) != COLUMNS.get(name)}
     if len(types) < len(schema.names):
         wrong |= {name for name in types if schema.names.count(name) > 1}
@@ -148,8 +148,10 @@ def frame(table: pa.Table) -> "pd.DataFrame":
 
     names = [field.name for field in table.schema if pa.types.is_string(field.type)]
     texts = np.empty((len(table), len(names)), object)
-    for i, name in enumerate(names):
-        texts[:, i] = [np.nan if text is None else text for text in table[name].to_pylist()]
+    for i, name in enumerate(names):  # equal texts are one object, which saves most of the memory of many rows
+        coded = table[name].combine_chunks().dictionary_encode()
+        distinct = np.array([*coded.dictionary.to_pylist(), np.nan], object)
+        texts[:, i] = distinct[coded.indices.fill_null(len(distinct) - 1).to_numpy(zero_copy_only=False)]
     others = table.drop_columns(names).to_pandas()
     return pd.concat([pd.DataFrame(texts, columns=names, dtype=object), others], axis=1)[table.column_names]
 
