@@ -211,7 +211,7 @@ def together(rows: pd.DataFrame, named: bool = True) -> list[str]:
     ]
     if wide or not decoding_only:
         kind = "another rival than torch" + " and libraries made for training" * decoding_only
-        said.append(_leads(wide or cells, f"with {kind}" if wide else "in which torch is the only rival"))
+        said.append(_leads(wide or cells, f"that have {kind}" if wide else "in which torch is the only rival"))
     if decoding_only and len(wide) < len(cells):
         said.append(_undecided([cell for cell in cells if not any(cell is other for other in wide)]))
     elif wide and len(wide) < len(cells):
@@ -248,12 +248,11 @@ def _leads(cells: Sequence[pd.DataFrame], which: str) -> str:
     served = [(cell, rivals(cell).reindex(list(PRODUCTION)).min()) for cell in cells]
     over = [_over(cell, us) for cell, us in served if not pd.isna(us)]
     names = [name for name in PRODUCTION if any(name in cell["implementation"].to_list() for cell in cells)]
-    of_servers = (
-        f"{digits(stats.gmean(over or [1]))}x the faster of {_and([f'`{name}`' for name in names])} in {len(over)}; "
-    )
+    of_servers = f"{digits(stats.gmean(over or [1]))}x over the faster of {_and([f'`{name}`' for name in names])} in {len(over)}; "
     return (
-        f"Speed-up of what `auto` runs, geometric mean over {count(len(cells), 'layer')} with even loads {which}: "
-        f"{digits(stats.gmean(ahead))}x the fastest rival (least {digits(min(ahead))}x); {of_servers * (len(over) > 0 and over != ahead)}{digits(stats.gmean(torch))}x `{BASELINE}`."
+        f"Speed-up of `ops.layer`, geometric mean over {count(len(cells), 'layer')} with even loads {which}: "
+        f"{digits(stats.gmean(ahead))}x over the fastest rival (least {digits(min(ahead))}x); "
+        f"{of_servers * (len(over) > 0 and over != ahead)}{digits(stats.gmean(torch))}x over `{BASELINE}`."
     )
 
 
@@ -262,7 +261,7 @@ def _undecided(cells: Sequence[pd.DataFrame]) -> str:
     names = row_groups.words(list(dict.fromkeys(shape(cell.iloc[0]) for cell in cells)))
     trained = sorted({name for cell in cells for name in cell["implementation"]} & set(TRAINERS))
     there = row_groups.words(["torch", *(f"`{name}`, a library made for training," for name in trained)])
-    return f"At {names} only {there} ran: no lead over what people run to decode follows."
+    return f"At {names} only {there} ran, so no lead is stated there."
 
 
 def _over(cell: pd.DataFrame, us: float) -> float:

@@ -89,7 +89,7 @@ def test_at_decoding_no_lead_is_stated_over_libraries_made_for_training(
 ) -> None:
     times = {"cute": 100.0, "torch_grouped_mm": 400.0, rival: 200.0}
     found = shown(tables, monkeypatch, *(cell(key, phase, **times) for key in "ab"), phase=phase).splitlines()[-1]
-    assert ("2.00x" in found) is led and ("x `torch_grouped_mm`" in found) is led
+    assert ("2.00x" in found) is led and ("x over `torch_grouped_mm`" in found) is led
 
 
 def test_at_decoding_a_mean_leaves_out_layers_without_a_rival_that_people_decode_with(
@@ -98,7 +98,7 @@ def test_at_decoding_a_mean_leaves_out_layers_without_a_rival_that_people_decode
     times = {"cute": 100.0, "torch_grouped_mm": 400.0, "sonicmoe": 300.0}
     cells = [cell("a", "decode", **times, vllm_triton=120.0), cell("b", "decode", **times)]
     found = shown(tables, monkeypatch, *cells, phase="decode").splitlines()[-1]
-    assert "1.20x the fastest rival" in found and "over 1 layer " in found and "no lead" in found
+    assert "1.20x over the fastest rival" in found and "over 1 layer " in found and "no lead" in found
 
 
 def test_what_failed_is_named_and_is_no_rival(tables: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
