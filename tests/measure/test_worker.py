@@ -235,7 +235,13 @@ def test_blocks_of_a_twin_count_by_its_own_bits():
 
 @pytest.mark.parametrize(
     ("medians", "settled", "blocks"),
-    [((100, 100.9), True, 2), ((100, 99.1), True, 2), ((100, 102, 102), True, 3), ((100, 102, 104), False, 3)],
+    [
+        ((100, 100.9), True, 2),
+        ((100, 99.1), True, 2),
+        ((100, 102, 102), True, 3),
+        ((100, 98, 98), True, 3),
+        ((100, 102, 104), False, 3),
+    ],
 )
 def test_settling(medians, settled, blocks):
     """Until two blocks in a row agree within 1 %, here at most three; of each block the middle sample counts."""

@@ -120,6 +120,9 @@ def test_a_time_that_is_new_alone_is_no_edit_and_a_new_import_is_watched(
     sources.read()
     other.write_text("LIMIT = 2\n")
     assert sources.changed() == [other]
+    other.write_text("LIMIT = 1\n")
+    os.utime(other, (1, 1))  # put back from a copy, with its old time
+    assert sources.changed() == [other]
 
 
 @pytest.mark.parametrize(

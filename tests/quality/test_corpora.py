@@ -128,3 +128,16 @@ def test_validation_batches_mix_the_domains() -> None:
     assert all((one == other).all() for one, other in zip(first, again, strict=True))
     assert sorted(np.concatenate(first).tolist()) == list(range(128)) and [len(one) for one in first] == [16] * 8
     assert all(0 < windows.domains[one].sum() < 16 for one in first)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "aside"),
+    [((60, 33, 7), b"c" * 7), ((60, 35, 5), b"c" * 5), ((60, 36, 4), b"a" * 6 + b"b" * 4), ((60, 30, 10), b"c" * 10)],
+)
+def test_documents_are_cut_only_where_whole_ones_fill_less_than_half_of_the_share(
+    sizes: tuple[int, ...], aside: bytes
+) -> None:
+    """A tenth of 100 bytes."""
+    documents = [letter * size for letter, size in zip((b"a", b"b", b"c"), sizes, strict=True)]
+    train, validation = texts.split(documents, 0.1)
+    assert validation.tobytes() == aside and len(train) == 100 - len(aside)

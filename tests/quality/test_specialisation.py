@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
+from moe_routing_bench.figures import expert_domains
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality import loop, run_rows, specialisation, train
 from moe_routing_bench.store import paths
@@ -154,3 +155,9 @@ def test_a_killed_run_of_two_phases_ends_as_an_unbroken_one(
     assert all(torch.equal(first[name], second[name]) for name in first)
     stored = run_rows.read(tmp_path / "broken.parquet")
     assert set(stored["train_mode"].to_pylist()) == {"experts_first"} and "experts_first" in stored["run"][0].as_py()
+
+
+def test_how_often_a_domain_takes_an_expert_is_relative_to_all_choices() -> None:
+    """Not to the mean over domains, of which one has three times as many; an expert that nobody takes has 1."""
+    found = expert_domains.times_average(np.array([[2.0, 0.0, 0.0], [1.0, 5.0, 0.0]]))
+    assert found == pytest.approx(np.array([[8 / 3, 0, 1], [4 / 9, 4 / 3, 1]]))

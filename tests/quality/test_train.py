@@ -378,5 +378,7 @@ def test_what_is_said_of_routing_follows_from_the_sums() -> None:
     assert found["max_violation_by_layer"] == pytest.approx([1.0, 0.0])
     assert found["dead_experts"] == 0 and found["gate_entropy"] == pytest.approx(8 / 2 / 10)
     assert found["experts_per_token"] == pytest.approx(32 / 2 / 10)
+    single = evaluate._routing_fields(types.SimpleNamespace(layers=[None]), [first, second], drops, 10)
+    assert single["experts_per_token"] == pytest.approx(32 / 10), "by layers of the model"
     assert found["drop_rate"] == pytest.approx(8 / 40) and found["token_drop_rate"] == pytest.approx(2 / 16)
     assert found["drop_rate_by_factor"] == pytest.approx([2 / 32] * len(evaluate.CAPACITY_FACTORS))

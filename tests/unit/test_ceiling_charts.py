@@ -77,6 +77,13 @@ def test_the_copy_is_the_median_one_and_a_quarter_of_points_decides_the_axis():
     """Of three copies the middle; one point in four far below it makes the axis logarithmic."""
     three = [one("pack", "cute", **MOVES | {"copy_gb_per_s": copy}) for copy in (1000.0, 2000.0, 9000.0)]
     assert ceilings.bandwidth(frame(*three)).reference == 2000
+    limits = [(1000.0, 100.0), (4000.0, 800.0), (10000.0, 900.0)]
+    rows = [MULTIPLIES | {"copy_gb_per_s": copy, "peak_tflops": peak} for copy, peak in limits]
+    marks = ceilings.roofline(
+        frame(*(one("experts", "cute", cell=str(copy), **row) for copy, row in enumerate(rows)))
+    ).marks
+    roof = marks[marks["series"] == ceilings.ROOF]
+    assert list(roof["x"]) == [200, 800] and list(roof["y"]) == [800, 800], "and of three peaks the middle"
     for far, kind in ((1, "linear"), (2, "log")):
         speeds = [50.0] * far + [1000.0] * (4 - far)
         found = ceilings.bandwidth(frame(*(one("gate", "cute", **MOVES | {"gb_per_s": speed}) for speed in speeds)))

@@ -13,7 +13,7 @@ from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import FIGURES, ceilings, imbalance, matrices, palette, paper, times
 from moe_routing_bench.figures.chart import Chart, Scale, marks
-from moe_routing_bench.report import page, render, script_data
+from moe_routing_bench.report import page, render, row_data, script_data
 from moe_routing_bench.report.row_data import row_id
 
 
@@ -184,7 +184,8 @@ def test_speedups():
 
     rows = [
         against("cute", 2.0, "faster"),
-        against("cute", 4.0, "faster", cell="b"),
+        against("cute", 3.0, "faster", cell="b"),
+        against("cute", 9.0, "faster", cell="c"),
         against("triton", 0.5, "slower"),
         against("quack", 1.5, "undecided"),
         against("vllm", 1.5, low=0.9),
@@ -406,3 +407,12 @@ def test_the_first_colours_are_told_apart_without_red_or_green():
     )
     gaps = np.linalg.norm(seen[:, None] - seen[None], axis=2)[np.triu_indices(len(seen), 1)]
     assert gaps.min() >= 8
+
+
+@pytest.mark.parametrize("over", [0, 1, 30])
+def test_a_page_has_no_more_samples_of_a_row_than_it_may(over):
+    """Every second from the first one too many on, also of those that are set aside."""
+    times = [1.0] * (row_data.MOST + over)
+    (found,) = row_data.samples([{"samples_us": times, "set_aside_samples_us": times, "median_us": 1.0}])["rows"]
+    assert found["every"] == (2 if over else 1)
+    assert len(found["at"]) == len(found["aside"]) == len(times[:: found["every"]]) <= row_data.MOST

@@ -17,7 +17,7 @@ import forks
 from moe_routing_bench import packages
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.cli import printing
+from moe_routing_bench.cli import printing, status
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.measure import supervisor
@@ -379,6 +379,16 @@ def test_status_counts_cells_of_other_code_as_remaining(call):
     code, out, _ = call("status", "--platform", "cpu", "--config-json", json.dumps(CONFIG))
     assert code == 0 and "1 of 2 cells measured, 1 remain, 1 of them done by other code" in out
     assert "asked by --config-json" in out and "about 2 s" in out
+
+
+def test_status_takes_a_cell_for_done_only_where_all_its_rows_are_of_todays_code(call):
+    """And counts its time once, however many rows it has."""
+    cells = progress.Progress("cells measured", 3)
+    for codes in ({"today"}, {"today", "other"}, {"other"}):
+        cells.add(codes, "today")
+    assert (cells.done, cells.other_code, cells.remain) == (1, 2, 2)
+    times = [("a", 4.0), ("a", 3.0), ("a", None), ("b", 2.0)]
+    assert status._seconds([{"bench": "gate", "cell": c, "measure_seconds": s} for c, s in times]) == [4.0, 2.0]
 
 
 def test_status_says_what_a_collected_table_holds_of_cells_without_files(call):

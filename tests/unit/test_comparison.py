@@ -186,10 +186,13 @@ def test_command(tmp_path, monkeypatch):
     stored(tmp_path / "results/cpu/measurements.parquet", table())
     for command in (("init", "-q"), ("add", "."), ("-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "a")):
         subprocess.run(["git", *command], check=True)
-    stored(tmp_path / "results/cpu/measurements.parquet", table(1.2))
+    changed = table(1.2)
+    changed.loc[3, "median_us"] *= 2
+    changed.at[3, "block_medians_us"] = [2 * us for us in changed.loc[3, "block_medians_us"]]
+    stored(tmp_path / "results/cpu/measurements.parquet", changed)
     done = call(app, ["compare", "HEAD:cpu", "cpu", "--most", "2"])
     assert done.exit_code == 0 and f"{len(slow)} rows: {len(slow)} slower" in done.output
-    assert done.output.count(" slower") == 3
+    assert done.output.count(" slower") == 3 and " 0.41" in done.output, "the greatest changes are printed"
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], check=True, capture_output=True, text=True
     ).stdout.strip()

@@ -24,15 +24,15 @@ def test_cost_of_skew():
     rows = [ran(10.0, 0.0), ran(11.0, 0.5, tokens=64), ran(20.0, 1.5)]
     rows += [
         ran(10.0, 0.0, 2.0, 128),
-        ran(12.0, 1.5, 2.0, 128),
+        ran(7.6, 1.5, 2.0, 128),  # below the other's median, not below its interval
         ran(10.0, 0.0, tokens=256),
         ran(5.0, 1.5, tokens=256),
         ran(10.0, 0.0, 2.0, 512),
-        ran(9.0, 1.5, 2.0, 512),
+        ran(13.0, 1.5, 2.0, 512),
     ]
     assert cost_of_skew(frame(*rows)) == (
         "Cost of skew: median ratio of times at the higher over the lower skew, for the widest range that one card measured, on cells equal otherwise and without a "
-        "capacity limit: pack at skew 1.5 over 0 1.05x (0.50x to 2.00x; 4 pairs that differ in tokens: 1 slower and 1 faster with disjoint intervals)."
+        "capacity limit: pack at skew 1.5 over 0 1.03x (0.50x to 2.00x; 4 pairs that differ in tokens: 1 slower and 1 faster with disjoint intervals)."
     )
     silent = "Cost of skew without a capacity limit: not measured."
     assert cost_of_skew(frame(rows[0])) == cost_of_skew(frame()) == silent

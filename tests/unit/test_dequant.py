@@ -108,6 +108,24 @@ def test_bound_calls_share_a_workspace_while_somebody_has_it():
     assert len(dequant._KEPT) == held - 2
 
 
+def test_what_is_made_of_weights_is_made_again_where_one_was_written_to():
+    """In place, so that the part has the address that it had; and for another purpose."""
+    parts = {"elements": torch.zeros(4), "scales": torch.ones(4)}
+    made = []
+
+    def make():
+        made.append(float(parts["scales"].sum()))
+        return made[-1]
+
+    assert [dequant.once(parts, "a", make) for _ in range(2)] == [4.0, 4.0] and made == [4.0]
+    parts["scales"].mul_(2)
+    assert dequant.once(parts, "a", make) == 8.0
+    parts["elements"].add_(1)
+    dequant.once(parts, "a", make)
+    dequant.once(parts, "b", make)
+    assert made == [4.0, 8.0, 8.0, 8.0]
+
+
 def scaled(rows, weights, row_scales, row_kind, weight_scales, weight_kind, offs):
     """What torch documents: rows (R, K) times weights (E, K, N), column-major, each with a scale per row of its own."""
     assert row_kind == weight_kind == F.ScalingType.RowWise and weights.stride(1) == 1 and rows.stride(1) == 1

@@ -70,6 +70,12 @@ def test_fewer_implementations_take_less_and_those_that_cannot_run_take_nothing(
     assert one.step == two.step, "the implementations take their steps one after the other"
 
 
+@pytest.mark.parametrize(("tokens", "read"), [(1, 2), (16, 32), (1024, 64)])
+def test_only_experts_that_a_token_chose_are_read(tokens: int, read: int) -> None:
+    sizes = estimates.sizes(job_of(tokens=tokens, top_k=2, experts=64, hidden=64, intermediate=64).cell)
+    assert (sizes.read, sizes.weights) == (read * sizes.expert, 64 * sizes.expert)
+
+
 def test_weights_that_are_copied_for_every_assignment_count() -> None:
     """What a newcomer met: E=96 on a CPU, whose default includes such an implementation."""
     values = {"experts": 96, "tokens": 1024, "top_k": 2}

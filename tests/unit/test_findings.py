@@ -189,7 +189,7 @@ def test_shares_of_the_stages() -> None:
     rows = [
         layer("a", "1", 10.0, [("router", 1.0), ("pack+experts", 3.0)], 1),
         layer("b", "1", 11.0, [("router", 9.0)], 1),
-        layer("a", "2", 10.0, {"router": 1.0, "pack+experts": 1.0}, 2),
+        layer("a", "2", 10.0, {"router": 4.0, "pack+experts": 1.0}, 2),
         layer("b", "2", 11.0, [("router", 9.0)], 2),
         layer("a", "3", 12.0, [("pack+experts", 2.0)], 2),
         layer("b", "3", 11.0, [("router", 9.0)], 2),

@@ -210,3 +210,15 @@ def test_tables_of_two_schemas_are_refused(stored):
     write_table(paths.quality("cpu"), other.from_pylist([*two, two[0] | {"schema_version": 3}]))
     with pytest.raises(UserError, match=r"schema versions of .*quality.parquet: got \['3', '5'\]"):
         manifest.write("cpu")
+
+
+def test_groups_stand_in_the_order_of_their_first_rows():
+    """A commit that began earlier and ended later comes first."""
+    times = [("b", "2026-11-21", "2026-11-25"), ("a", "2026-11-22", "2026-11-23"), ("b", "2026-11-20", "2026-11-21")]
+    groups = manifest.groups(
+        [ROW | {"git_sha": sha, "started_at": first, "ended_at": last} for sha, first, last in times]
+    )
+    assert [(group["commit"], group["first"], group["last"], group["rows"]) for group in groups] == [
+        ("b", "2026-11-20", "2026-11-25", 2),
+        ("a", "2026-11-22", "2026-11-23", 1),
+    ]

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import planted
+import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -12,14 +14,25 @@ def entries(name: str) -> list[dict[str, str]]:
     return yaml.load((ROOT / "tests" / name).read_text(encoding="utf-8"), yaml.CSafeLoader)
 
 
-def test_hand_made_mutants_can_be_planted() -> None:
+@pytest.mark.parametrize("name", planted.LISTS)
+def test_hand_made_mutants_can_be_planted(name: str) -> None:
     """Their files have the piece that they change, and their tests are there."""
-    planted = entries("planted.yaml")
-    for mutant in planted:
+    mutants = entries(name)
+    for mutant in mutants:
         source = (ROOT / "src/moe_routing_bench" / mutant["file"]).read_text(encoding="utf-8")
         assert mutant["old"] in source and mutant["new"] != mutant["old"], mutant
         assert all((ROOT / path).is_file() for path in mutant["tests"].split()), mutant
-    assert len(planted) > 100
+    assert len(mutants) > 100
+
+
+def test_the_page_counts_the_mutants_of_a_stranger() -> None:
+    """By package: how many there are, and how many were killed at once."""
+    mutants = [(planted.package(mutant["file"]), "first" not in mutant) for mutant in entries("strangers.yaml")]
+    page = (ROOT / "docs/mutation.md").read_text(encoding="utf-8").partition("## Mutants of a stranger")[2]
+    lines = {name: (int(count), int(dead)) for name, count, dead in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", page)}
+    names = [name for name, _ in mutants]
+    assert lines == {name: (names.count(name), mutants.count((name, True))) for name in names}
+    assert f"| all | {len(mutants)} | {sum(dead for _, dead in mutants)} (" in page
 
 
 def test_accepted_survivors_are_of_functions_that_exist() -> None:

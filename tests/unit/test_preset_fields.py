@@ -151,6 +151,12 @@ def test_a_mixture_that_a_config_switches_off_is_dense(tmp_path):
         ({"moe_layer_start_index": 1, "moe_layer_end_index": -1}, 11),
         ({"moe_layer_start_index": 2, "moe_layer_end_index": 4}, 3),
         ({"moe_layer_interval": 2}, 6),
+        ({"moe_layer_interval": 5}, 2),  # layers 4 and 9: steps that do not divide 12 tell where counting begins
+        ({"interleave_moe_layer_step": 5}, 2),
+        ({"moe_layer_freq": 5}, 3),
+        ({"expert_layer_period": 5}, 3),
+        ({"expert_layer_period": 5, "expert_layer_offset": 3}, 2),
+        ({"decoder_sparse_step": 5}, 2),
         ({"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 10}, 10),
         ({"hybrid_override_pattern": "ME*-" * 3}, 3),
         ({"layers_block_type": ["moe", "mamba", "attention"] * 4}, 4),

@@ -171,3 +171,11 @@ def test_a_report_shows_them_where_it_has_such_cells() -> None:
     (table,) = published_tables.tables(rows)
     assert len(table.rows) >= 3 and all(row[:3] == ["qwen3-30b-a3b", "64", "bf16"] for row in table.rows)
     assert published_tables.tables(frame(ours("cute", 80.0, tokens=65))) == []
+
+
+def test_of_two_rows_of_a_cell_the_later_counts() -> None:
+    early = ours("sonicmoe", 200.0, implementation_version="3", started_at="2026-11-27T00:00:00+00:00")
+    late = ours("sonicmoe", 100.0, implementation_version="3", started_at="2026-11-28T00:00:00+00:00")
+    for pair in ((early, late), (late, early)):
+        (line,) = matched(*pair).to_dict("records")
+        assert (line["status"], line["ratio"]) == (published_rows.REPRODUCED, pytest.approx(1.0))

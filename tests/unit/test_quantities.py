@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_routing_bench.quantities import energy, us
+from moe_routing_bench.quantities import energy, told_apart, us
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,17 @@ def test_an_interval_stands_behind_its_time() -> None:
 )
 def test_an_energy_has_two_digits(mj: float, said: str) -> None:
     assert energy(mj) == said
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((1.5, 1.2, 1.8), ["1.50", "1.20", "1.80"]),
+        ((1.002, 1.0004, 1.004), ["1.0020", "1.0004", "1.0040"]),  # an end that would read as 1 is not 1
+        ((1.002, 0.9996, 1.004), ["1.002", "0.9996", "1.004"]),
+        ((0.998, 0.996, 0.9996), ["0.9980", "0.9960", "0.9996"]),
+        ((2.001, 2.0, 2.002), ["2.001", "2.000", "2.002"]),
+    ],
+)
+def test_the_ends_of_an_interval_are_told_apart_and_from_one(values: tuple[float, ...], told: list[str]) -> None:
+    assert told_apart(*values) == told

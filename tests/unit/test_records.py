@@ -203,6 +203,10 @@ def test_an_implementation_without_a_row_is_noticed(tmp_path):
     rows.write(path, [ROW], both.spec)
     with pytest.raises(UserError, match=r"holds \['torch'\], asked were \['torch', 'cute'\]"):
         cell_files.collect({path: both}, "cpu")
+    alone = job(implementations=("torch",))
+    rows.write(path, [ROW, ROW], alone.spec)
+    with pytest.raises(UserError, match=r"holds \['torch', 'torch'\], asked were \['torch'\]"):
+        cell_files.collect({path: alone}, "cpu")
 
 
 def files_of(folder, *codes: str):

@@ -47,6 +47,7 @@ def test_agrees_with_a_loop(case):
     assert found.counts.tolist() == [len(one) for one in rows]
     starts = np.cumsum([0] + [padded_size(layout, len(one)) for one in rows])
     assert found.offsets.tolist() == starts.tolist()
+    assert layout.used(np.bincount(ids.reshape(-1), minlength=layout.experts).tolist()) == starts[-1]
     expected = np.full(max(1, starts[-1]), -1)
     for start, one in zip(starts, rows, strict=False):
         expected[start : start + len(one)] = one

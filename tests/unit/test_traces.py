@@ -253,6 +253,11 @@ def test_other_bad_input(call, monkeypatch):
     ):
         status, out, error = call(*arguments)
         assert (status, out) == (2, "") and words in error
+    Path("of_eight.pt").write_bytes(sglang(IDS[None]))
+    Path("ninth.npy").write_bytes(npy(np.where(IDS == 5, 8, IDS)[None]))
+    assert "0 to 8 in all inputs" in call("of_eight.pt", "ninth.npy", "--first", "layers")[2], (
+        "one states how many experts there are"
+    )
     monkeypatch.setattr(writing, "MOST_IDS", 19)
     assert "got '20 in all inputs'; allowed: at most 19" in call("a.csv", "a.csv", *TOKENS)[2]
     monkeypatch.setattr(reading, "MOST_BYTES", 100)

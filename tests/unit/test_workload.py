@@ -45,6 +45,7 @@ def test_exact_loads_are_the_expected_ones_to_within_a_token(tokens, shape, shar
     counts = loads(draw(cell(tokens, *shape, target), seed), shape[0]).sort(descending=True).values
     expected = tokens * torch.tensor(skew.inclusion_probabilities(target, "exact", *shape), dtype=torch.float64)
     assert (counts - expected).abs().max() < 1 + 1e-6
+    assert (counts - expected).max() - (counts - expected).min() < 1 + 1e-6, "the largest remainders are rounded up"
 
 
 @settings(max_examples=30, deadline=None)
