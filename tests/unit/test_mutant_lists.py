@@ -3,9 +3,10 @@
 import re
 from pathlib import Path
 
-import planted
 import pytest
 import yaml
+
+import planted
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +30,9 @@ def test_the_page_counts_the_mutants_of_a_stranger() -> None:
     """By package: how many there are, and how many were killed at once."""
     mutants = [(planted.package(mutant["file"]), "first" not in mutant) for mutant in entries("strangers.yaml")]
     page = (ROOT / "docs/mutation.md").read_text(encoding="utf-8").partition("## Mutants of a stranger")[2]
-    lines = {name: (int(count), int(dead)) for name, count, dead in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", page)}
+    lines = {
+        name: (int(count), int(dead)) for name, count, dead in re.findall(r"\| `(\w+)` \| (\d+) \| (\d+) \|", page)
+    }
     names = [name for name, _ in mutants]
     assert lines == {name: (names.count(name), mutants.count((name, True))) for name in names}
     assert f"| all | {len(mutants)} | {sum(dead for _, dead in mutants)} (" in page
