@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import os
 import textwrap
 from pathlib import Path
 from typing import Annotated
@@ -73,7 +74,7 @@ def kernel(
         raise bad("path", str(path), "letters, digits and underscores before .py")
     if name in (implementation.name for implementation in BENCHES[bench].implementations):
         raise bad("path", str(path), "a new name", f"{bench} has an implementation {name}")
-    if path.exists():
+    if os.path.exists(path):
         raise bad("path", str(path), "a new file", "it is there already")
     if importlib.util.find_spec(name):
         raise bad(

@@ -153,7 +153,7 @@ def from_spec(kind: type[Run] | type[Adaptation], spec: str) -> Any:
         return kind.from_spec(spec)
     except UserError:
         raise
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         what = {Run: "a training run", Adaptation: "an adaptation"}[kind]
         raise bad("--spec", spec, f"{what} as one JSON text", repr(error)) from error
 

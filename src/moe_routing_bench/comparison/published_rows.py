@@ -32,10 +32,14 @@ def read(path: Path) -> pd.DataFrame:
     """The rows of a file as published. Those of a tensor-parallel rank have the model whose whole layer the file has. Raises `UserError` for
     no CSV file."""
     try:
-        rows = pd.read_csv(guarded.csv_of(path), dtype={"model": "string"})
-    except (OSError, ValueError) as error:
+        return _with_models(pd.read_csv(guarded.csv_of(path), dtype={"model": "string"}))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         hint = getattr(error, "strerror", None) or str(error)
-        raise bad("published rows", str(path), "a CSV file with a header", hint) from error
+        raise bad("published rows", str(path), "a CSV file with the columns of config/published", hint) from error
+
+
+def _with_models(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the model of those that have none, by the sizes of whole layers."""
     whole = rows[rows["model"].notna()]
     known = dict(zip(whole[[*_MODEL, "intermediate"]].itertuples(index=False, name=None), whole["model"], strict=True))
     widths = rows[_MODEL].assign(width=rows["intermediate"] * rows["tensor_parallel"])

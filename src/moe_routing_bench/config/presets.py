@@ -1,5 +1,6 @@
 """Model presets: the shapes of published models' MoE layers, as config/models.yaml has them."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,7 +41,7 @@ def load(path: str | Path, own: str | Path | None = None) -> dict[str, Any]:
     Raises `UserError` for a preset that neither has all of its axes nor says why not, and for a name that is in both files.
     """
     presets = _load(path)
-    more = _load(own) if own and Path(own).resolve() != Path(path).resolve() else {}
+    more = _load(own) if own and os.path.realpath(own) != os.path.realpath(path) else {}
     if clashing := [name for name in more if name in presets]:
         raise bad(f"model in {own}", clashing[0], "a new name", f"{path} has a preset of this name")
     return presets | more

@@ -102,7 +102,7 @@ class Run:
         if not self.corpora:
             raise bad("quality corpora", "none", f"at least one of {', '.join(BUILT_IN)}, or a path")
         for name in self.corpora:
-            if name not in BUILT_IN and not Path(name).exists():
+            if name not in BUILT_IN and not os.path.exists(name):
                 raise bad("quality corpus", name, f"{', '.join(BUILT_IN)}, or an existing file or folder")
 
     @property

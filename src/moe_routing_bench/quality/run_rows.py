@@ -3,6 +3,7 @@
 Without torch.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,11 @@ def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     try:
         table = read_table(path)
     except (OSError, pa.ArrowException) as error:
-        hint = "run `snakemake` to train it again" if path.exists() else "run `snakemake`, or `moe-routing-bench train`"
+        hint = (
+            "run `snakemake` to train it again"
+            if os.path.exists(path)
+            else "run `snakemake`, or `moe-routing-bench train`"
+        )
         raise bad("training run", str(path), "a readable Parquet file", hint) from error
     for name in schema.names:
         if name in LATER and name not in table.column_names:

@@ -5,6 +5,7 @@ refuses one that contradicts the rows.
 """
 
 import importlib.metadata
+import os
 import re
 import shlex
 import subprocess
@@ -158,7 +159,7 @@ def _config(run: str) -> str | dict[str, Any] | None:
             return f"config/{path.relative_to(folder).as_posix()}"
     kept = paths.results(run) / "config.json"
     try:
-        return guarded.json_of(kept) if kept.exists() else None
+        return guarded.json_of(kept) if os.path.exists(kept) else None
     except (OSError, ValueError, RecursionError) as error:
         raise bad("config", str(kept), "a JSON file, as the workflow writes it", str(error)[:80]) from error
 

@@ -17,6 +17,7 @@ PUBLISHED = Path("config/seeds/published")  # figures of the seed documents
 OTHERS = Path("config/published")  # rows that other projects published
 
 
+_MOST_LETTERS = 100
 _FOLDER = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*(\.[a-z0-9]+(-[a-z0-9]+)*)?")
 
 
@@ -26,10 +27,15 @@ def folder(platform: str, run: str | None = None) -> str:
     Every `platform` of this module is such a name. Raises `UserError` for one that is no safe name of a folder.
     """
     name = f"{platform}.{run}" if run else platform
-    if not _FOLDER.fullmatch(name):
+    if not _FOLDER.fullmatch(name) or len(name) > _MOST_LETTERS:
         what, got = ("run", run) if run else ("platform", platform)
-        close = re.sub(r"[^a-z0-9]+", "-", str(got).lower()).strip("-")
-        raise bad(what, got, "lower-case letters, digits and dashes", f"did you mean {close!r}?" if close else "")
+        close = re.sub(r"[^a-z0-9]+", "-", str(got).lower()).strip("-")[:40]
+        raise bad(
+            what,
+            got,
+            f"at most {_MOST_LETTERS} lower-case letters, digits and dashes",
+            f"did you mean {close!r}?" if close else "",
+        )
     return name
 
 

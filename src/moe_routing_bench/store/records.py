@@ -5,6 +5,7 @@ own records.
 """
 
 import functools
+import os
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ def verified(path: Path, without: Collection[str] = ()) -> pa.Table:
         table = read_table(path, without=without)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).rsplit(": ", 1)[-1][:60]
-        hint = f"run `snakemake` to measure it again ({reason})" if path.exists() else "run `snakemake` first"
+        hint = f"run `snakemake` to measure it again ({reason})" if os.path.exists(path) else "run `snakemake` first"
         raise bad("measurements", str(path), "a readable Parquet file", hint) from error
     again = "delete the file and run `snakemake` again"
     versions = set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}

@@ -75,7 +75,7 @@ def effective(configs: list[Path] | None, config_json: str | None) -> dict[str, 
     if config_json is not None:
         try:
             source = json.loads(config_json)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise bad("--config-json", config_json, "one JSON text", str(error)) from error
         if not isinstance(source, dict):
             raise bad("--config-json", config_json, "a JSON object")
