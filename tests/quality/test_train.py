@@ -380,5 +380,10 @@ def test_what_is_said_of_routing_follows_from_the_sums() -> None:
     assert found["experts_per_token"] == pytest.approx(32 / 2 / 10)
     single = evaluate._routing_fields(types.SimpleNamespace(layers=[None]), [first, second], drops, 10)
     assert single["experts_per_token"] == pytest.approx(32 / 10), "by layers of the model"
+    soft = [dataclasses.replace(one, chosen=torch.tensor(0.0).double()) for one in (first, second)]
+    asked = evaluate._routing_fields(model, soft, drops, 10)
+    assert asked["experts_per_token"] is None and asked["drop_rate_by_factor"] is None, (
+        "soft routing asks for no expert"
+    )
     assert found["drop_rate"] == pytest.approx(8 / 40) and found["token_drop_rate"] == pytest.approx(2 / 16)
     assert found["drop_rate_by_factor"] == pytest.approx([2 / 32] * len(evaluate.CAPACITY_FACTORS))

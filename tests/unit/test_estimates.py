@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -74,6 +75,30 @@ def test_fewer_implementations_take_less_and_those_that_cannot_run_take_nothing(
 def test_only_experts_that_a_token_chose_are_read(tokens: int, read: int) -> None:
     sizes = estimates.sizes(job_of(tokens=tokens, top_k=2, experts=64, hidden=64, intermediate=64).cell)
     assert (sizes.read, sizes.weights) == (read * sizes.expert, 64 * sizes.expert)
+
+
+def test_ranks_divide_the_experts() -> None:
+    cell = job_of(tokens=1024, top_k=2, experts=64, hidden=64, intermediate=64).cell
+    whole, half = (estimates.sizes(replace(cell, values=(*cell.values, ("ep", ranks)))) for ranks in (1, 2))
+    assert (half.weights, half.read, half.expert) == (whole.weights / 2, whole.read / 2, whole.expert)
+
+
+def test_a_twin_takes_blocks_of_its_own_and_long_calls_take_longer_than_is_asked() -> None:
+    """Three calls of each, whatever the limit in seconds; where the blocks are few, these."""
+
+    def seconds(blocks: int, twin: bool) -> float:
+        settings = {"max_blocks": blocks, "min_blocks": 3, "max_seconds": 100.0}
+        job = job_of(settings=settings, tokens=64, experts=8, top_k=2)
+        return estimates.estimate(replace(job, twins=job.implementations * twin), platforms.CPU).seconds
+
+    one, two = (seconds(6, twin) - seconds(3, twin) for twin in (False, True))
+    assert one > 0 and two == pytest.approx(2 * one)
+    large = {"tokens": 2**16, "experts": 64, "hidden": 4096, "intermediate": 4096, "top_k": 8}
+    short, long = (
+        estimates.estimate(job_of(settings={"max_seconds": limit}, **large), platforms.CPU).seconds
+        for limit in (0.1, 1.0)
+    )
+    assert short == long
 
 
 def test_weights_that_are_copied_for_every_assignment_count() -> None:
