@@ -9,6 +9,8 @@ from pathlib import Path
 
 from moe_routing_kernels.errors import writing
 
+_TRIED = 2**16  # bytes that an output takes at least, with what is written next to it
+
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -40,4 +42,6 @@ def check_writable(path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():  # replacing a link to a folder would succeed
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        tempfile.TemporaryFile(dir=path.parent).close()
+        with tempfile.TemporaryFile(dir=path.parent) as file:
+            file.write(bytes(_TRIED))
+            file.flush()

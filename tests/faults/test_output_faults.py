@@ -11,6 +11,8 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import completion, supervisor
+from moe_routing_kernels import files
+from moe_routing_kernels.errors import UserError
 
 SPEC = Job(cell_of("permute", tokens=8, experts=4, top_k=2), ("torch",), Settings()).spec
 ROW = {"status": "incorrect", "reason": "it ran"}
@@ -70,6 +72,19 @@ def test_a_disk_that_is_full_leaves_what_there_was(size, old, tmp_path, monkeypa
             os._exit(8)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
     assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == ([("cell.parquet", old)] if old else [])
+
+
+@pytest.mark.fault("full disk")
+def test_a_disk_that_is_full_is_found_before_anything_is_measured(tmp_path: Path) -> None:
+    """An empty file can be made on it."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        with pytest.raises(UserError, match=r"output: got .*hint: File too large"):
+            files.check_writable(tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.fault("closed output")

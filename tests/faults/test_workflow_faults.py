@@ -1,5 +1,6 @@
 """Snakemake is killed, or a file of the workflow is harmed: the next run does what is missing, and no more."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,39 @@ def test_a_cell_that_is_damaged_is_measured_again_alone(project: Project) -> Non
     after = files(project)
     assert after.keys() == before.keys() and after[lost] != before[lost]
     assert all(after[path] == whole for path, whole in before.items() if path != lost)
+
+
+def fill(folder: Path) -> None:
+    """Take all space that is left."""
+    with (folder / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+
+
+def take_names(folder: Path) -> None:
+    """Take all inodes that are left."""
+    with contextlib.suppress(OSError):
+        for number in range(10_000):
+            (folder / f"file{number}").touch()
+
+
+@pytest.mark.fault("full disk")
+@pytest.mark.parametrize("take", [fill, take_names])
+def test_a_disk_without_room_is_one_line(take: Callable[[Path], None], tmp_path: Path) -> None:
+    """Snakemake cannot write its own log then, either."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m,nr_inodes=400", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system may be mounted here")
+    try:
+        cli = [sys.executable, "-m", "moe_routing_bench.cli"]
+        subprocess.run([*cli, "init", str(disk / "project")], check=True, capture_output=True)
+        take(disk)
+        command = ["snakemake", "--cores", "1", "--resources", "gpu=1", "--directory", str(disk / "project")]
+        done = subprocess.run(command, cwd=disk / "project", capture_output=True, text=True, check=False)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert "No space left on device" in line

@@ -100,6 +100,7 @@ FILES = {
     "names of columns that are an escape": ["trace", "escape.csv"],
     "a table of half a footer": ["compare", "half.parquet", "half.parquet"],
     "rows of another kind": ["report", "--rows", "good.csv", "--out", "report"],
+    "a claim without a figure": ["claims", "--platform", "cpu", "--file", "claims.yaml"],
     "a folder as rows": ["report", "--rows", "folder.csv", "--out", "report"],
 }
 
@@ -121,6 +122,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("a{x}", "a\nb", "-rf"):
         pq.write_table(pa.table({"expert_ids": ids.tolist()}), f"{name}.parquet")
     Path("half.parquet").write_bytes(Path("twice.parquet").read_bytes()[:-20])
+    Path("claims.yaml").write_text("claims:\n- {id: a, who: b}\n")
     Path("folder.csv").mkdir()
     for name in ("zero.yaml", "zero.json"):
         Path(name).symlink_to("/dev/zero")

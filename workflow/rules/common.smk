@@ -1,6 +1,7 @@
 """Validate the config, expand the grid once, and name what the rules share."""
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -146,6 +147,7 @@ def kept(*paths_of):
 name_commit()
 INPUTS = inputs_to_keep() if workflow.is_main_process else {}
 if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing else
+    logging.raiseExceptions = False  # a disk without room for Snakemake's log is told in one line, below
     try:
         files.check_writable(Path(".snakemake/locks/here"))  # where Snakemake itself ends in a traceback
     except UserError as error:

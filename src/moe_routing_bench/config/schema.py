@@ -102,7 +102,7 @@ def _explained(model: type[BaseModel], mistake: Mapping[str, Any], where: str) -
         return _unknown_key(place, loc[-1], list(node.get("properties", {})))
     if kind == "missing":
         (place, _), (_, node) = _node(model, loc[:-1], where), _node(model, loc, where)
-        return bad(place, f"no {loc[-1]!r}", node["description"], f"add '{loc[-1]}: ...'")
+        return bad(place, f"no {loc[-1]!r}", node.get("description", "a value"), f"add '{loc[-1]}: ...'")
     place, node = _node(model, loc, where)
     if kind == "choice":
         names = mistake["ctx"]["names"]

@@ -36,7 +36,7 @@ def read(path: Path, tokens: int, experts: int, top_k: int) -> "NDArray[np.int32
             table = file.read().slice(0, tokens)
         column = table["expert_ids"].combine_chunks()
         others = [name for name in table.column_names if name != "expert_ids" and len(table[name].unique()) > 1]
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise bad("trace", str(path), FORMAT, (getattr(error, "strerror", None) or str(error))[:120]) from error
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)) or not pa.types.is_integer(
         column.type.value_type
