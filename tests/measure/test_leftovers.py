@@ -8,7 +8,7 @@ import torch
 
 from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.measure import leftovers
-from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 
 JOB: Any = None  # a judge hands it on
 
@@ -34,7 +34,7 @@ def turn(monkeypatch):
     set 4 wrong. Returns the sets that were compared."""
     monkeypatch.setattr(leftovers.memory, "some", lambda count, of: list(range(of))[::-1][:count])
 
-    def judged(found: list[int]) -> list[int]:
+    def judged(found: list[int], harm: str | None = None) -> list[int]:
         now, compared = [0.0], []
         monkeypatch.setattr(leftovers, "perf_counter", lambda: now[0])
 
@@ -47,7 +47,7 @@ def turn(monkeypatch):
         draws = [object() for _ in range(6)]
         candidate = Candidate("a", [], timer=Timer(), digests={id(draw): 7 for draw in draws})
         sets: Any = SimpleNamespace(
-            digests=lambda given: dict(zip(given, found, strict=True)), draw_of=lambda i: draws[i]
+            harm=lambda: harm, digests=lambda given: dict(zip(given, found, strict=True)), draw_of=lambda i: draws[i]
         )
         now[0] = 0.4
         leftovers.judge(JOB, candidate, sets, 0.0)
@@ -69,6 +69,12 @@ def test_one_wrong_set_is_refused(turn) -> None:
     with pytest.raises(Failure, match=r"^after a timed turn: 3 wrong$") as failure:
         turn([7, 7, 7, 7, 8, 7])
     assert failure.value.status == "incorrect"
+
+
+def test_changed_inputs_are_another_fault(turn) -> None:
+    """Of an implementation that nobody knows yet: the one whose turn it was may be right."""
+    with pytest.raises(Tainted, match=r"^inputs were changed: x$"):
+        turn([7, 7, 7, 7, 8, 7], "inputs were changed: x")
 
 
 def test_returned_outputs_are_poisoned_too() -> None:

@@ -182,24 +182,32 @@ class Sets:
         return self._loaded[i % len(self._loaded)]
 
     def damage(self) -> str | None:
-        """What was written that is no output, in words: inputs, shared inputs, or the bytes next to a tensor; and mends it."""
-        written = [name for name, count in self._writes().items() if count != self._versions[name]]
-        guards = [name for name, guarded in (self._inputs | self._outputs).items() if not guarded.intact()]
-        changed = [name for name in self._inputs if self._differs(name)]
-        changed += [name for name, (tensor, total) in self._shared.items() if memory.checksum(tensor) != total]
-        if not (written or guards or changed):
+        """`harm`, which it mends."""
+        harm = self.harm()
+        if not harm:
             return None
-        if not self._shared.keys().isdisjoint(changed):
+        if not self._shared.keys().isdisjoint(self._changed()):
             for name, tensor in self._redrawn().items():
                 self._shared[name][0].copy_(tensor)
         for guarded in (self._inputs | self._outputs).values():
             guarded.mend()
         self.load(self._loaded)
-        if changed:
+        return harm
+
+    def harm(self) -> str | None:
+        """What was written that is no output, in words: inputs, shared inputs, or the bytes next to a tensor."""
+        if changed := self._changed():
             return f"inputs were changed: {', '.join(changed)}"
-        if guards:
+        if guards := [name for name, buffer in (self._inputs | self._outputs).items() if not buffer.intact()]:
             return f"bytes next to a tensor were written: {', '.join(guards)}"
-        return f"inputs were written, if only to restore them: {', '.join(written)}"
+        if written := [name for name, count in self._writes().items() if count != self._versions[name]]:
+            return f"inputs were written, if only to restore them: {', '.join(written)}"
+        return None
+
+    def _changed(self) -> list[str]:
+        """The inputs that hold other values than were loaded."""
+        changed = [name for name in self._inputs if self._differs(name)]
+        return changed + [name for name, (t, total) in self._shared.items() if memory.checksum(t) != total]
 
     def _differs(self, name: str) -> bool:
         """Whether any set's input is no longer what was loaded."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import memory
-from moe_routing_bench.measure.candidate import Candidate, Failure
+from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.verify import difference, unlike_any, unshared
 
@@ -35,7 +35,7 @@ def judge(job: Job, candidate: Candidate, sets: Sets, since: float) -> None:
     """`Failure` where a set that was called since `lay`, at the time `since`, does not hold the right answer.
 
     Its bits are compared with those that were right before. Sets that differ, as with sums in another order, are compared with the reference:
-    in random order at least one of them, and as many as fit into a tenth of the turn.
+    in random order at least one of them, and as many as fit into a tenth of the turn. Raises `Tainted` where inputs were changed.
     """
     ran, returned = candidate.timer.reached(), candidate.timer.returned
     if not ran:
@@ -47,6 +47,8 @@ def judge(job: Job, candidate: Candidate, sets: Sets, since: float) -> None:
     for place in memory.some(len(differ), len(differ)):
         check = difference(job, candidate, sets, differ[place])
         if check.error:
+            if harm := sets.harm():  # left to be mended where it is found who did it
+                raise Tainted(harm)
             raise Failure("incorrect", f"after a timed turn: {check.error}")
         if perf_counter() > end:
             break
