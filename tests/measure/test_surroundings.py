@@ -1,7 +1,9 @@
 """What all implementations of a process share: each setting that one changes is said and put back."""
 
 import gc
+import locale
 import os
+import random
 import resource
 import signal
 import sys
@@ -64,6 +66,9 @@ CHANGES = {
     "numpy.geterr()": lambda: np.seterr(divide="raise"),
     "os.environ: OMP_NUM_THREADS": lambda: os.environ.update(OMP_NUM_THREADS="63", A_NEW_NAME="1"),
     "os.environ: OMP_NUM_THREADS ": lambda: os.environ.pop("OMP_NUM_THREADS"),
+    "the locale": lambda: locale.setlocale(
+        locale.LC_NUMERIC, "C.UTF-8" if locale.setlocale(locale.LC_NUMERIC) == "C" else "C"
+    ),
     "os.getcwd()": lambda: os.chdir("/"),
     "the handlers of signals": lambda: signal.signal(signal.SIGUSR2, lambda *_: None),
     "the timers of signals": lambda: signal.setitimer(signal.ITIMER_VIRTUAL, 1000),
@@ -139,6 +144,15 @@ def test_a_library_may_add_a_variable_which_others_do_not_see(monkeypatch: pytes
     monkeypatch.setenv("A_NEW_NAME", "1")
     surroundings.undisturbed(known)
     assert "A_NEW_NAME" not in os.environ
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    """An implementation may draw some, as tuners do: others find the same ones."""
+    known = surroundings.surroundings()
+    drawn = [random.random(), np.random.random(), float(torch.rand(()))]
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)
+    surroundings.undisturbed(known)
+    assert drawn == [random.random(), np.random.random(), float(torch.rand(()))]
 
 
 def test_variables_are_named_and_long_values_not_shown() -> None:

@@ -5,6 +5,7 @@ One that is changed and left so would change the times, or the values, of the ot
 
 import contextlib
 import gc
+import locale
 import os
 import resource
 import signal
@@ -19,7 +20,7 @@ import torch
 from torch import overrides
 from torch.utils import _python_dispatch
 
-from moe_routing_bench.measure import variables
+from moe_routing_bench.measure import random_states, variables
 from moe_routing_bench.measure.candidate import Failure, Ruined
 
 _DENORMAL = 1e-40  # of float32
@@ -218,6 +219,8 @@ _SETTINGS: tuple[Setting, ...] = (
     Setting("whether denormals are kept", _keeps_denormals, lambda was: torch.set_flush_denormal(not was)),
     Setting("the current device and stream", _gpu, _put_gpu),
     Setting("numpy.geterr()", np.geterr, lambda was: np.seterr(**was)),
+    Setting("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda was: locale.setlocale(locale.LC_ALL, was)),
+    Setting("random numbers", random_states.states, random_states.put_back, random_states.harm),
     Setting("os.environ", variables.variables, variables.put_back, variables.harm),
     Setting("os.getcwd()", os.getcwd, os.chdir),
     Setting("os.sched_getaffinity(0)", lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores)),
