@@ -540,6 +540,16 @@ def test_a_row_with_a_time_has_what_follows_from_it(monkeypatch) -> None:
     assert found["slurm_job_id"] == "77"
 
 
+def test_a_row_that_contradicts_itself_has_no_time(monkeypatch) -> None:
+    """Whatever shared the worker's process: the samples say what the median is."""
+    monkeypatch.setattr(completion, "derived", lambda of, row: {})
+    cell = cell_of("gate", tokens=8, experts=4, top_k=2, dtype="fp32")
+    said = {"status": "ok", "median_us": 1.0, "samples_us": [2.0, 3.0, 4.0]}
+    found = completion.complete(Job(cell, ("torch",), Settings()), "cpu", "torch", said, datetime.now())
+    assert found["status"] == "incorrect" and "median_us" not in found
+    assert "median_us is 1, that of the samples 3" in found["reason"]
+
+
 def test_a_user_s_error_is_a_line(monkeypatch, capsys) -> None:
     def measure(*_):
         raise UserError("no such thing")

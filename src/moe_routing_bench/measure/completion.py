@@ -28,8 +28,9 @@ def code(bench: str) -> dict[str, Any]:
 
 
 def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:
-    """A whole row: identity, outcome, what follows from both, provenance."""
+    """A whole row: identity, outcome, what follows from both, provenance. `incorrect` where its numbers contradict each other."""
     from moe_routing_bench.measure import provenance
+    from moe_routing_bench.store.contradictions import contradiction
     from moe_routing_bench.store.rows import SCHEMA_VERSION
 
     bench = bench_of(job)
@@ -54,6 +55,10 @@ def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], starte
         row["implementation_version"] = provenance.version(implementation.peer.distribution)
     if row["status"] in ("ok", "below_roofline"):
         row |= derived(job, row)
+        # The worker, which implementations share, has no honest way to such a row. Dates are another matter: clocks are set.
+        if wrong := contradiction(row | {"started_at": None}):
+            failed = {"status": "incorrect", "reason": f"numbers contradict each other: {wrong}"}
+            return complete(job, platform, name, failed, started)
     return row
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.grid.cell import Job, spec_hash
+from moe_routing_bench.store import contradictions
 from moe_routing_bench.store.parquet import outvoted, sealed_metadata, some
 from moe_routing_bench.store.records import AXIS_COLUMNS, completed, described, read, spec_of, verified
 from moe_routing_bench.store.rows import SCHEMA_VERSION, SPEC, STATUSES, SUMMARISED, SUMMARY
@@ -22,7 +23,7 @@ from moe_routing_kernels.errors import UserError, bad
 
 _CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 _CHECKED = ["bench", "cell", "cell_hash", "platform", "implementation", "code_fingerprint", "plugin_fingerprint"]
-_CHECKED += ["status", "median_us", "started_at", "ended_at", *AXIS_COLUMNS]
+_CHECKED = list(dict.fromkeys([*_CHECKED, "status", *contradictions.COLUMNS, *AXIS_COLUMNS]))
 _THREADS = 4  # that read files: Arrow decodes columns outside Python's lock
 _AT_ONCE = 200  # files, then joined: a column of few rows takes several times the memory of its values
 
@@ -154,6 +155,8 @@ def _false(rows: Sequence[Mapping[str, Any]], job: Job, device: str) -> str:
             possible = False
         if not possible:
             return f"dates from {row['started_at']} to {row['ended_at']}"
+        if wrong := contradictions.contradiction(row):
+            return f"numbers that contradict each other: {wrong}"
     return ""
 
 

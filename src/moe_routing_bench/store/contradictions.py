@@ -1,0 +1,101 @@
+"""Numbers of a row that contradict each other: no measurement gives them, so a process was tampered with, or a file."""
+
+import itertools
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+
+_ORDER = ("min_us", "p5_us", "q1_us", "median_us", "q3_us", "p95_us", "max_us")
+_QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)  # of the samples, in that order
+_INTERVALS = ("", "speedup", "best_speedup", "twin_speedup")
+_RATES = {"gb_per_s": ("compulsory_bytes", 1e3), "tflops": ("flops", 1e6), "tokens_per_s": ("tokens", 1e-6)}
+_CLOSE = 1e-6  # relative, of numbers that are computed in two ways
+# Columns of a table that `contradiction` looks at; it looks at samples where a row has them.
+COLUMNS = (
+    *_ORDER,
+    *("ci_low_us", "ci_high_us", "read_bytes", "write_bytes", "compulsory_bytes", "flops", "started_at", "ended_at"),
+    *_RATES,
+    *(f"{name}{end}" for name in _INTERVALS[1:] for end in ("", "_ci_low", "_ci_high", "_p")),
+)
+
+
+def contradiction(row: Mapping[str, Any]) -> str:
+    """What in a row cannot be, in words; empty where all may be. A column that is absent or null contradicts nothing."""
+    if not _in_order(row.get("started_at"), row.get("ended_at")):
+        return f"it began at {row['started_at']} and ended at {row['ended_at']}"
+    return _of_times(row) or _of_samples(row) or _of_intervals(row) or _of_rates(row)
+
+
+def _in_order(first: Any, last: Any) -> bool:
+    if not isinstance(first, str) or not isinstance(last, str):
+        return True
+    try:
+        return datetime.fromisoformat(first) <= datetime.fromisoformat(last)
+    except (TypeError, ValueError):  # no dates, or only one with a time zone
+        return False
+
+
+def _of_times(row: Mapping[str, Any]) -> str:
+    known = [(name, row[name]) for name in _ORDER if row.get(name) is not None]
+    for name, value in known:
+        if not (math.isfinite(value) and value >= 0):
+            return f"{name} is {value!r}"
+    for (name, value), (after, more) in itertools.pairwise(known):
+        if value > more * (1 + _CLOSE):
+            return f"{name} {value:.6g} is above {after} {more:.6g}"
+    return ""
+
+
+def _of_samples(row: Mapping[str, Any]) -> str:
+    """Where quantiles, or how many samples there are, are not those of the samples."""
+    samples = row.get("samples_us")
+    if samples is None or not len(samples):
+        return ""
+    if row.get("samples") not in (None, len(samples)):
+        return f"there are {len(samples)} samples, not {row['samples']}"
+    for name, found in zip(_ORDER, np.quantile(np.asarray(samples, float), _QUANTILES), strict=True):
+        if row.get(name) is not None and not _close(row[name], float(found)):
+            return f"{name} is {row[name]:.6g}, that of the samples {found:.6g}"
+    medians = row.get("block_medians_us")
+    if medians is not None and row.get("blocks") not in (None, len(medians)):
+        return f"there are medians of {len(medians)} blocks, not of {row['blocks']}"
+    if medians is not None and len(medians) and not min(samples) <= min(medians) <= max(medians) <= max(samples):
+        return "a block's median is outside of the samples"
+    return ""
+
+
+def _of_intervals(row: Mapping[str, Any]) -> str:
+    for name in _INTERVALS:
+        value, low, high = (row.get(f"{name}{end}" if name else f"{end}_us") for end in _ends(name))
+        if value is None or low is None or high is None:
+            continue
+        if not low <= value * (1 + _CLOSE) or not value <= high * (1 + _CLOSE):
+            return f"{name or 'median'} {value:.6g} is not within {low:.6g} to {high:.6g}"
+        if not 0 <= (row.get(f"{name}_p") or 0) <= 1:
+            return f"{name}_p is {row[f'{name}_p']!r}"
+    return ""
+
+
+def _ends(name: str) -> tuple[str, str, str]:
+    return ("", "_ci_low", "_ci_high") if name else ("median", "ci_low", "ci_high")
+
+
+def _of_rates(row: Mapping[str, Any]) -> str:
+    """Where a rate is not its amount over the time, or the bytes are not those that are read and written."""
+    parts = row.get("read_bytes"), row.get("write_bytes")
+    if None not in (*parts, row.get("compulsory_bytes")) and sum(parts) != row["compulsory_bytes"]:  # type: ignore[arg-type]
+        return f"compulsory_bytes {row['compulsory_bytes']} are not {parts[0]} and {parts[1]}"
+    for name, (amount, scale) in _RATES.items():
+        if row.get(name) is None or row.get(amount) is None or not row.get("median_us"):
+            continue
+        rate = row[amount] / row["median_us"] / scale
+        if not _close(row[name], rate):
+            return f"{name} is {row[name]:.6g}, {amount} over median_us {rate:.6g}"
+    return ""
+
+
+def _close(value: float, other: float) -> bool:
+    return math.isclose(value, other, rel_tol=_CLOSE, abs_tol=1e-12)
