@@ -47,7 +47,7 @@ def judge(job: Job, candidate: Candidate, sets: Sets, since: float) -> None:
     for place in memory.some(len(differ), len(differ)):
         check = difference(job, candidate, sets, differ[place])
         if check.error:
-            if harm := sets.harm():  # left to be mended where it is found who did it
+            if harm := sets.harm():  # the audit finds its author, and mends it
                 raise Tainted(harm)
             raise Failure("incorrect", f"after a timed turn: {check.error}")
         if perf_counter() > end:

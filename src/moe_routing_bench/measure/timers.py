@@ -21,7 +21,7 @@ _LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
 _MOST_EXCESS = 4  # times as long a spin may take as the queueing that it hides: a device that spins rests
 _ATTEMPTS = 3  # at a sample whose launch is hidden
 LEAST_SETS = 3
-# Of calls launched one by one: what takes longer goes through more memory than a cache holds.
+# For calls launched one by one: a longer rotation goes through more memory than a cache holds.
 MOST_ROTATION_US = 50_000.0
 MOST_NODES = 2048  # calls in a graph
 _START_US = 5.0  # of a graph, at most

@@ -143,7 +143,7 @@ def _run(run: Callable[[], object], sets: Sets) -> dict[str, Tensor] | None:
 
 
 def _compared(bench: Bench, job: Job, candidate: Candidate, sets: Sets) -> Check:
-    """Of the sets that ran, one of each draw with its reference, all others with that set."""
+    """One set of each draw with its reference, all others with that set."""
     result, draws, ran = Check(), sets.draws, len(candidate.timer.returned)
     for j in range(min(draws, ran)):  # a rotation of slow calls has fewer sets than there are draws
         first, *others = range(j, ran, draws)
