@@ -115,7 +115,7 @@ def measured(monkeypatch):
     """What `measure` hands to the supervisor, which measures nothing."""
     seen = []
 
-    def fake(job, out, mode):
+    def fake(job, out, mode, *_):
         seen.append((job, out, mode))
         return [{"implementation": "torch", "status": "ok", "median_us": 12.345, "ci_low_us": 12.0, "ci_high_us": 13.0}]
 
