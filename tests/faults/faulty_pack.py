@@ -137,6 +137,7 @@ FAULTS = LATE | {
     "wrong": wrong,
     "nan": nan,
     "memory": lambda x, packed, checked: torch.empty(1 << 52),
+    "hog": lambda x, packed, checked: [torch.ones(1 << 24) for _ in range(64)],  # 4 GiB, page by page
     "mutate": mutate,
     "orphan": forks(False, None),
     "orphan_of_killed": forks(False, signal.SIGKILL),

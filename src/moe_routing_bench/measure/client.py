@@ -146,9 +146,19 @@ def asked(connection: socket.socket, arguments: list) -> int:
     )  # the server looks at its first byte
     socket.send_fds(connection, [text[:1]], [1, 2])
     connection.sendall(text[1:])
-    reply = b""
-    while b"\n" not in reply and (part := connection.recv(64)):
-        reply = (reply + part).lstrip(b".")
+    connection.settimeout(1)
+    reply, silent = b"", 0
+    while b"\n" not in reply:
+        try:
+            part = connection.recv(64)
+        except TimeoutError:
+            silent += 1  # in seconds that this process ran: it may have been stopped with its server
+            if silent >= SILENT_SECONDS:
+                raise
+            continue
+        if not part:
+            break
+        reply, silent = (reply + part).lstrip(b"."), 0
     answer, ended, _ = reply.partition(b"\n")  # a sign of life may come after it, from another thread
     if not ended:
         sys.exit("error: the job was killed before it could answer")

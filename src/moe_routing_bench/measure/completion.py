@@ -3,7 +3,7 @@
 import functools
 import os
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from moe_routing_bench.benches.bench import find
@@ -27,7 +27,9 @@ def code(bench: str) -> dict[str, Any]:
     return {"code_fingerprint": definition.code_fingerprint()} | provenance.git_state(tuple(definition.code_files()))
 
 
-def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime) -> dict[str, Any]:
+def complete(
+    job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime, ended: datetime
+) -> dict[str, Any]:
     """A whole row: identity, outcome, what follows from both, provenance. `incorrect` where its numbers contradict each other."""
     from moe_routing_bench.measure import provenance
     from moe_routing_bench.store.contradictions import contradiction
@@ -44,7 +46,7 @@ def complete(job: Job, platform: str, name: str, outcome: dict[str, Any], starte
         "host": os.uname().nodename,
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
         "started_at": started.isoformat(timespec="milliseconds"),
-        "ended_at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "ended_at": ended.isoformat(timespec="milliseconds"),
     }
     row |= code(bench.name) | {"plugin_fingerprint": fingerprint(job)} | outcome
     row["isolated"] = bool(isolated(job, [name]))

@@ -18,6 +18,9 @@ from moe_routing_bench.benches.plugins import isolated
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import processes, runner
 from moe_routing_bench.measure.candidate import Failure
+from moe_routing_bench.measure.interruptions import PERIOD
+from moe_routing_bench.measure.memory_kills import MemoryKills
+from moe_routing_bench.measure.running_time import RunningTime
 
 _STATUSES = ("incorrect", "unsupported", "out_of_memory", "crashed")  # that a runner may say
 _END_SECONDS = 2.0
@@ -37,7 +40,8 @@ class Runner:
         if self.pid == 0:
             runner.serve(job, name, device, theirs, self.shown, judge)
         theirs.close()
-        self._link.settimeout(self._patience)
+        self._link.settimeout(min(PERIOD, self._patience))
+        self._kills = MemoryKills()
         os.kill(self.pid, signal.SIGSTOP)
         times = [self.ask("rest")[1] * 1e6 for _ in range(_HANDOVERS)]
         self.handover_us, self.least_handover_us = median(times), min(times)
@@ -52,7 +56,7 @@ class Runner:
             socket.send_fds(self._link, [data], list(descriptors))
             begin = perf_counter()
             os.kill(self.pid, signal.SIGCONT)
-            reply = self._link.recv(runner.MOST_BYTES)
+            reply = self._reply()
             seconds = perf_counter() - begin
         except TimeoutError:
             self.end()
@@ -60,8 +64,21 @@ class Runner:
         except (OSError, ProcessLookupError):
             seconds = 0.0
         if not reply or not self._stop():
-            raise Failure("crashed", f"its process {self._manner()}")
+            manner = self._manner()
+            if "SIGKILL" in manner and self._kills.any():
+                raise Failure("out_of_memory", "its process was killed by the kernel for want of memory")
+            raise Failure("crashed", f"its process {manner}")
         return self._said(reply), seconds
+
+    def _reply(self) -> bytes:
+        """What it answers. Raises TimeoutError after its patience, in which the time does not count that this process was stopped for."""
+        clock = RunningTime(PERIOD)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                return self._link.recv(runner.MOST_BYTES)
+            clock.look()
+            if clock.seconds >= self._patience:
+                raise TimeoutError
 
     def _stop(self) -> bool:
         """Stop all its threads; whether it still lives."""

@@ -12,7 +12,7 @@ import struct
 import sys
 import time
 import traceback
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,13 @@ from moe_routing_bench import streams
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import completion, gpus, processes
+from moe_routing_bench.measure.interruptions import PERIOD, Interrupted, Watch, settled
+from moe_routing_bench.measure.memory_kills import MemoryKills, limited
 from moe_routing_bench.store import platforms
 from moe_routing_kernels import files
-from moe_routing_kernels.errors import UserError, one_line, writing
+from moe_routing_kernels.errors import UserError, bad, one_line, writing
 
+_GIT_SECONDS = 5.0  # that git may take to say which code this is
 _GRACE_SECONDS = 2.0  # for a worker to end by itself
 _LONGER = "`measure --timeout`, or `timeout` below `measure:` in a config, waits longer"
 
@@ -42,8 +45,9 @@ def measure(
     processes.adopt()
     platform = platforms.current()
     device = "cpu" if platform == platforms.CPU else "cuda"
-    started = datetime.now(UTC)
+    started, begin = datetime.now(UTC), time.clock_gettime(time.CLOCK_BOOTTIME)
     outcomes: dict[str, dict[str, Any]] = {}
+    interrupted: list[Interrupted] = []
     bench = bench_of(job)
     for name in job.implementations:
         implementation = bench[name]
@@ -53,8 +57,15 @@ def measure(
     caller = _Caller(watch, memory)
     with gpus.reserved(alone=True, family=job.cell.family, waiting=caller.told):
         while pending := [n for n in job.implementations if n not in outcomes]:
-            outcomes |= _attempt(job, device, pending, caller)
-    rows = [completion.complete(job, platform, name, outcomes[name], started) for name in job.implementations]
+            try:
+                outcomes |= _attempt(job, device, pending, caller)
+            except Interrupted as error:
+                interrupted.append(error)
+                outcomes |= settled(interrupted)
+                print(f"measured again: {error}", file=sys.stderr, flush=True)
+    # By a clock that nobody sets, but goes on while the machine sleeps.
+    ended = started + timedelta(seconds=time.clock_gettime(time.CLOCK_BOOTTIME) - begin)
+    rows = [completion.complete(job, platform, name, outcomes[name], started, ended) for name in job.implementations]
     for row in rows:
         row |= {"worker_mode": mode, "restarts": max(caller.workers - 1, 0)}
     if out is not None:
@@ -89,7 +100,11 @@ def _attempt(
     job: Job, device: str, pending: list[str], caller: _Caller, audit: bool = False
 ) -> dict[str, dict[str, Any]]:
     """One worker's life: the outcomes that it settled, at least one. Where an implementation has harmed the others, the
-    attempt includes the next worker, which finds out which implementation it was."""
+    attempt includes the next worker, which finds out which implementation it was.
+
+    Raises `Interrupted` where the worker was stopped meanwhile, and `UserError` where there is too little memory to start one.
+    """
+    kills = MemoryKills()
     receive, send = Pipe(duplex=False)
     supervisor, others = os.getpid(), processes.offspring()
     ceilings = f"ceilings of {job.settings.cpu_threads} CPU threads"
@@ -102,26 +117,30 @@ def _attempt(
             caller.memory.close()
         _child(job, device, pending, send, supervisor, audit, known)
     by_name: dict[str, dict[str, Any]] = {}
-    at, step, ends, tainted, heard, last_word = None, "starting", False, False, time.monotonic(), ""
     begun = False
+    at, step, ends, tainted, last_word, of_memory = None, "starting", False, False, "", False
+    watch = Watch(child, job.settings.timeout)
     try:
         if interrupts:
             raise KeyboardInterrupt
         send.close()
         caller.workers += 1
         completion.code(job.cell.bench)  # takes a while, which the worker does too
+        watch.look(at, _GIT_SECONDS)
+        watch.hear()
         while not ends:
-            patience = heard + job.settings.timeout - time.monotonic()
-            ready = wait([receive, *([caller.watch] if caller.watch else [])], timeout=max(0, min(1, patience)))
+            patience = watch.patience
+            ready = wait([receive, *([caller.watch] if caller.watch else [])], timeout=max(0, min(PERIOD, patience)))
+            watch.look(at)
             if caller.watch in ready and receive not in ready:
                 raise SystemExit(130)  # the caller is gone
             caller.told()
             if not ready:
                 ends = _ended(child) and not receive.poll()  # what it has started may hold its end of the pipe
-                if not ends and patience <= 1:
+                if not ends and watch.patience <= 0:
                     break
                 continue
-            heard = time.monotonic()
+            watch.hear()
             message = _next(receive)
             if message is None:
                 ends = True
@@ -137,7 +156,7 @@ def _attempt(
             elif message[0] == "tainted":
                 tainted = True
             elif message[0] == "died":
-                last_word = f": {message[1]}"
+                last_word, of_memory = f": {message[1]}", message[2] == "out_of_memory"
             else:
                 by_name |= message[1]
                 ends = True
@@ -153,7 +172,13 @@ def _attempt(
         if not ends:
             fault = {"status": "timeout", "reason": f"{step}: no word for {job.settings.timeout:g} s; {_LONGER}"}
         else:
-            fault = {"status": "crashed", "reason": f"{step}: worker {_manner(status)}{last_word}"}
+            unstarted = step == "starting" and caller.workers == 1
+            memory = of_memory or (_killed(status) and kills.any()) or (unstarted and limited())
+            what = f"worker {_manner(status)}{last_word}" + " for want of memory" * memory
+            fault = {"status": "out_of_memory" if memory else "crashed", "reason": f"{step}: {what}"}
+            if memory and unstarted:
+                hint = "allow more (ulimit -v, the cgroup, --mem of SLURM); nothing is stored"
+                raise bad("memory", f"the {what} before anything was measured", "enough to start a worker", hint)
         by_name |= {name: dict(fault) for name in blamed}
     return by_name
 
@@ -172,6 +197,7 @@ def _child(job: Job, device: str, pending: list[str], send: Connection, supervis
     try:
         os.setpgid(0, 0)
         processes.end_with(supervisor)
+        processes.first_to_go()
         processes.adopt()  # so that it sees what an implementation starts
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that would outlive a kill
         from moe_routing_bench.measure import worker
@@ -183,10 +209,11 @@ def _child(job: Job, device: str, pending: list[str], send: Connection, supervis
     except BaseException as error:
         traceback.print_exc()
         # Nobody listens any more, or the worker itself could not be imported.
-        with contextlib.suppress(OSError, ImportError):
+        with contextlib.suppress(OSError, ImportError, MemoryError):
             from moe_routing_bench.measure import faults
 
-            send.send(("died", faults.said(error)))
+            status, text = faults.described(error)
+            send.send(("died", text, status))
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):  # its reader is gone
@@ -212,6 +239,10 @@ def _end(child: int, seconds: float) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     return os.waitpid(child, 0)[1]
+
+
+def _killed(status: int) -> bool:
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
 
 
 def _manner(status: int) -> str:
