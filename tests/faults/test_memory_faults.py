@@ -1,4 +1,4 @@
-"""Memory that runs out is named in the row, or in one line where no implementation has run; nobody is said to have crashed."""
+"""Memory that runs out is named in the row, or in one line where no implementation has run, and not as a crash."""
 
 import contextlib
 import os

@@ -63,7 +63,7 @@ def measure(
                 interrupted.append(error)
                 outcomes |= settled(interrupted)
                 print(f"measured again: {error}", file=sys.stderr, flush=True)
-    # By a clock that nobody sets, but goes on while the machine sleeps.
+    # A clock that cannot be set, and that goes on while the machine sleeps.
     ended = started + timedelta(seconds=time.clock_gettime(time.CLOCK_BOOTTIME) - begin)
     rows = [completion.complete(job, platform, name, outcomes[name], started, ended) for name in job.implementations]
     for row in rows:
