@@ -7,7 +7,7 @@ import os
 import re
 import time
 import types
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -579,7 +579,9 @@ def test_a_whole_row_of_an_implementation_without_a_time():
     """Identity, provenance and the reason; nothing is derived."""
     job = Job(CELL, ("torch",), SETTINGS)
     started = datetime(2026, 1, 2, 3, 4, 5, 678900, UTC)
-    row = completion.complete(job, "cpu", "torch", {"status": "crashed", "reason": "boom"}, started, started)
+    row = completion.complete(
+        job, "cpu", "torch", {"status": "crashed", "reason": "boom"}, started, started + timedelta(seconds=1)
+    )
     assert {
         name: row[name]
         for name in ("bench", "implementation", "platform", "cell", "cell_hash", "status", "reason", "tokens")

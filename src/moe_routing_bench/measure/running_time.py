@@ -1,7 +1,7 @@
 """How long this process has run, as limits count it: not while it was stopped or frozen, nor while the machine slept.
 
 A process that polls knows how far apart its polls should be. A longer gap in which it did not even wait for a CPU is one in which it
-was stopped (SIGSTOP, a freezer cgroup, a paused virtual machine). Of a machine that slept, the clocks of the kernel tell.
+was stopped (SIGSTOP, a freezer cgroup, a paused virtual machine). Two clocks of the kernel show whether the machine slept.
 """
 
 import time

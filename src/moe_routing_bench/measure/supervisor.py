@@ -208,7 +208,7 @@ def _child(job: Job, device: str, pending: list[str], send: Connection, supervis
         code = processes.status(error.code)
     except BaseException as error:
         traceback.print_exc()
-        # Nobody listens any more, or the worker itself could not be imported.
+        # The supervisor has ended, or the worker itself could not be imported.
         with contextlib.suppress(OSError, ImportError, MemoryError):
             from moe_routing_bench.measure import faults
 
