@@ -545,7 +545,7 @@ def test_a_row_that_contradicts_itself_has_no_time(monkeypatch) -> None:
     monkeypatch.setattr(completion, "derived", lambda of, row: {})
     cell = cell_of("gate", tokens=8, experts=4, top_k=2, dtype="fp32")
     said = {"status": "ok", "median_us": 1.0, "samples_us": [2.0, 3.0, 4.0]}
-    found = completion.complete(Job(cell, ("torch",), Settings()), "cpu", "torch", said, datetime.now())
+    found = completion.complete(Job(cell, ("torch",), Settings()), "cpu", "torch", said, *[datetime.now()] * 2)
     assert found["status"] == "incorrect" and "median_us" not in found
     assert "median_us is 1, that of the samples 3" in found["reason"]
 
