@@ -60,7 +60,7 @@ def complete(
         # The worker, which implementations share, has no honest way to such a row. Dates are another matter: clocks are set.
         if wrong := contradiction(row | {"started_at": None}):
             failed = {"status": "incorrect", "reason": f"numbers contradict each other: {wrong}"}
-            return complete(job, platform, name, failed, started)
+            return complete(job, platform, name, failed, started, ended)
     return row
 
 
