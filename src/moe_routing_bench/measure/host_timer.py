@@ -12,8 +12,8 @@ import torch
 Call = Callable[[], object]
 Clock = Callable[[], float]
 # More that a call computes in a rotation after a pause than among others, because code and data have left the caches: up to 16 us of
-# small calls, 200 us of 3 MB (2 CPU cores, four other processes).
-_COLD_US, _COLD_BYTES_PER_US = 20.0, 20_000.0
+# small calls, 200 us of 3 MB (2 CPU cores, four other processes), and 50 us of small calls with nine others.
+_COLD_US, _COLD_BYTES_PER_US = 100.0, 20_000.0
 _MOST_PAUSE_US = 200.0
 _LISTEN_SECONDS = 0.005
 OUTSTANDING_US = 250.0  # more after a sample is work: to ask a GPU alone took up to 71 us (H200)
