@@ -36,6 +36,12 @@ def keep(path: Path, text: str) -> None:
             temporary.write_text(text, encoding="utf-8")
 
 
+def check_way(path: Path) -> None:
+    """Raise `UserError` for a path with a file where a folder should be. Nothing is written."""
+    with writing(path), contextlib.suppress(FileNotFoundError):
+        (path / "here").stat()
+
+
 def check_writable(path: Path) -> None:
     """Raise `UserError`, before any work is done for it, for an output that could not be written."""
     with writing(path):

@@ -149,7 +149,9 @@ INPUTS = inputs_to_keep() if workflow.is_main_process else {}
 if workflow.is_main_process:  # a job elsewhere writes its outputs, and nothing else
     logging.raiseExceptions = False  # a disk without room for Snakemake's log is told in one line, below
     try:
-        files.check_writable(Path(".snakemake/locks/here"))  # where Snakemake itself ends in a traceback
+        # Where Snakemake itself ends in a traceback.
+        files.check_writable(Path(".snakemake/locks/here"))
+        files.check_way(paths.results(PLATFORM))
     except UserError as error:
         raise WorkflowError(f"error: {error}") from None
     threads = count(THREADS, "CPU thread")
