@@ -72,10 +72,10 @@ def test_no_child_runs_old_code(change: str, package: Path) -> None:
         assert not now
     else:
         value = now["toy_harness.second"].value  # type: ignore[attr-defined]
-        stale = (
-            1 if change == "same size and time" else None
-        )  # Python itself goes by these, and takes the compiled file
-        assert value in ({"content": 22, "replaced": 222, "shadowed": 3}.get(change), stale)
+        wanted = {"content": [22], "replaced": [222], "shadowed": [3], "same size and time": [2]}[change]
+        if change == "same size and time":  # Python itself goes by these where there is a compiled file
+            wanted.append(1)
+        assert value in wanted
 
 
 @pytest.mark.parametrize("text", ["value = (", "raise SystemExit(3)", "1 / 0"])
