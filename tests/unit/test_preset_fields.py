@@ -386,11 +386,9 @@ def test_a_file_that_is_no_object_is_refused_in_one_line(text, tmp_path):
 
 
 def test_text_of_a_file_reaches_the_terminal_escaped(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "bad\x1b[31mname"
-    folder.mkdir()
     changes = {"hidden_act": "x\x1b]0;title\x07", "moe_\x1b[2J": "y\x9b3J\u202e"}
-    (folder / "config.json").write_text(json.dumps(QWEN | changes))
-    monkeypatch.setattr(sys, "argv", ["moe-routing-bench", "preset", str(folder / "config.json")])
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | changes))
+    monkeypatch.setattr(sys, "argv", ["moe-routing-bench", "preset", str(tmp_path / "config.json")])
     with pytest.raises(SystemExit):
         cli.main()
     printed = capsys.readouterr()

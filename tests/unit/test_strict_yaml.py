@@ -31,9 +31,9 @@ BAD = [
     ("a: *none", "undefined alias"),
     ("a: [1", "expected"),
     ("a: 1\n---\nb: 2\n", "single document"),
-    ("a: 2026-11-99", "a value that its tag does not allow: day"),
-    ("a: !!int ''", "a value that its tag does not allow"),
-    ("a: !!float x", "a value that its tag does not allow: could not convert"),
+    ("a: 2026-11-99", "'2026-11-99' in line 1 is a date"),
+    ("a: !!int ''", "'' in line 1 is another number"),
+    ("a: !!float x", "'x' in line 1 is another number"),
     ("!!python/object/apply:os.system [ls]", "could not determine a constructor"),
 ]
 
