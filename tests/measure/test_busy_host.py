@@ -48,8 +48,7 @@ def refused(alone: int, among: int = 70) -> int:
     count = 0
     for _ in range(TRIES):
         candidate = Candidate("a", [call] * 3, timer=Told([call] * 3, 2000))
-        for _ in range(20):  # of blocks
-            candidate.timer.sample()
+        candidate.blocks.append([candidate.timer.sample() for _ in range(60)])
         whole = False
         for _ in range(4):  # as a check of what is timed does
             for _ in range(2):

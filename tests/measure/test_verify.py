@@ -1,5 +1,6 @@
 """What a verified implementation has done: both draws, in poisoned buffers, with all its stages, and with nothing left running."""
 
+import contextlib
 import re
 from types import SimpleNamespace
 
@@ -255,12 +256,23 @@ def test_an_error_of_the_whole_is_said_before_those_of_stages(sets) -> None:
 )
 def test_all_the_work_is_in_a_sample(found, reason, sets) -> None:
     """Asked only when it is thorough."""
-    verify.verify(JOB, candidate(sets, **found), sets)
+    asked = candidate(sets, **found)
+    asked.blocks.extend([[1.0] * 10] * 5)
+    verify.verify(JOB, asked, sets)
     if reason is None:
-        return verify.verify(JOB, candidate(sets, **found), sets, thorough=True)
+        return verify.verify(JOB, asked, sets, thorough=True)
     with pytest.raises(Failure, match=re.escape(reason)) as failure:
-        verify.verify(JOB, candidate(sets, **found), sets, thorough=True)
+        verify.verify(JOB, asked, sets, thorough=True)
     assert failure.value.status == "incorrect"
+
+
+@pytest.mark.parametrize(("alone", "refused"), [(1.8, False), (1.81, True)])
+def test_few_samples_say_less(alone, refused, sets) -> None:
+    """Of fewer than 50 the least is no bound for a busy machine."""
+    asked = candidate(sets, alone=alone)
+    asked.blocks.extend([[1.0] * 7] * 7)
+    with pytest.raises(Failure) if refused else contextlib.nullcontext():
+        verify.verify(JOB, asked, sets, thorough=True)
 
 
 class Answers:

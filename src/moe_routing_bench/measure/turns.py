@@ -120,6 +120,8 @@ class Turns:
         beside = self._process.least_handover_us + _LAUNCH_US[self._kind]
         timed, alone, known, novel = [], [], [], []
         longest = max(self._cost(self._turn("rotate", 1)), 1e-3)
+        if longest < _LONG_US:  # the first may have waited for others, which would make few out of many
+            longest = max(min(longest, *(self._cost(self._turn("rotate", 1)) for _ in range(2))), 1e-3)
         few = max(1, int(beside / _BESIDE[self._kind] / longest))
         turns = _TURNS if longest < _LONG_US else 1
         for _ in range(_TRIES):

@@ -98,6 +98,8 @@ def differences(column: Column, name: str, base: Column) -> dict[str, Any]:
     None where either is missing. A number below a tenth of the other has fewer digits than five.
     """
     values, others = column.numbers, base.numbers
+    if not len(values):
+        return {"near": name, "by": []}
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents = np.where(others == 0, 0, np.floor(np.log10(np.abs(others))))
     exponents = np.nan_to_num(exponents).astype(int)

@@ -19,6 +19,7 @@ _NUMBERS = ("x_low", "x_high", "low", "high")
 _FIRST = ("tokens", "hidden", "intermediate", "experts", "top_k", "phase", "dtype", "skew", "capacity_factor")
 _FREE = ("model", "phase", "dtype", "sampler")  # any value answers where the reader names none
 _LEFT_OUT = ("seed", "shared_gate")
+_RANKS = ("tp", "ep")  # asked for where a row is of one of several
 _WHOLE = ("model",)  # benches of whole models, whose sizes do not say all; elsewhere a model is a label of its sizes
 
 
@@ -86,7 +87,8 @@ def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]]) -> d
     `axes` in the order of the form, `reads` the axes of each bench, `measured` the benches with rows, and of each of the
     `models` what its preset sets.
     """
-    order = ["model", *_FIRST, *(name for name in AXES if name not in ("model", *_FIRST, *_LEFT_OUT))]
+    absent = [name for name in _RANKS if frame[name].isna().all()]
+    order = ["model", *_FIRST, *(name for name in AXES if name not in ("model", *_FIRST, *_LEFT_OUT, *absent))]
     return {
         "axes": [_asked(AXES[name], frame) for name in order],
         "reads": {
