@@ -1,5 +1,7 @@
 """A file that is damaged, edited or of something else is refused in one line that names it; nothing is collected from it."""
 
+import contextlib
+import io
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -10,13 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from moe_routing_bench.cli import report
+from moe_routing_bench.cli import prune, report
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality import run_rows
 from moe_routing_bench.store import cell_files, paths, records, rows
 from moe_routing_bench.store.parquet import write_table
+from moe_routing_bench.study import progress
 from moe_routing_kernels.errors import UserError
 
 JOB = Job(cell_of("gate", tokens=64, experts=8, top_k=2, router="softmax_topk", dtype="fp32"), ("torch",), Settings())
@@ -54,7 +57,7 @@ def refused(path: Path, words: str) -> None:
     assert (
         "`moe-routing-bench prune --refused" if there else "run `snakemake`, which measures what is missing"
     ) in text
-    assert cell_files.refused({path: JOB}, "cpu") == [path] * there
+    assert cell_files.refused({path: JOB}, "cpu") == ([path] * there, [])
 
 
 def with_edited(path: Path, **values: Any) -> None:
@@ -155,6 +158,77 @@ def dangling(path: Path) -> None:
 def test_a_file_that_is_no_whole_parquet(damage: Callable[[Path], None], cell: Path) -> None:
     damage(cell)
     refused(cell, "a readable Parquet file" if cell.exists() else "1 of 1 missing")
+
+
+NEWER = ROW | {"schema_version": rows.SCHEMA_VERSION + 1}
+
+
+def names_newer(text: str, path: Path, allowed: int) -> None:
+    """A file, its version, the versions that are read, and what to do."""
+    assert all(word in text for word in (str(path), f"got {allowed + 1}", f"allowed: {allowed}", "keep", "update"))
+    assert "\n" not in text and "delete" not in text and "prune" not in text and len(text) < 500
+
+
+@pytest.mark.fault("newer version's file")
+def test_a_newer_cell_is_named_and_kept(monkeypatch, tmp_path: Path) -> None:
+    """Also with a column that this version does not know, and when damaged cells are set aside."""
+    monkeypatch.chdir(tmp_path)
+    other = Job(JOB.cell, ("triton",), Settings())
+    path, damaged = (paths.cell_file("cpu", job) for job in (JOB, other))
+    damaged = damaged.with_name("damaged.parquet")
+    path.parent.mkdir(parents=True)
+    table = pa.Table.from_pylist([NEWER], schema=records.SCHEMA).append_column("new", pa.array([1]))
+    write_table(path, table)
+    damaged.write_bytes(b"no Parquet")
+    for read in (lambda: cell_files.summary(path), lambda: cell_files.collect({path: JOB}, "cpu")):
+        with pytest.raises(UserError) as error:
+            read()
+        names_newer(str(error.value), path, rows.SCHEMA_VERSION)
+    names_newer(str(progress.of_cells({path: JOB})).splitlines()[1], path, rows.SCHEMA_VERSION)
+    assert cell_files.refused({path: JOB, damaged: other}, "cpu") == ([damaged], [path])
+    monkeypatch.setattr(prune, "jobs_of", lambda config: [JOB])
+    monkeypatch.setattr(prune, "config_or_last", lambda *given: ({}, "cpu", "a config"))
+    before, printed = path.read_bytes(), io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        prune.prune(refused=True, remove=True)
+    assert path.read_bytes() == before and str(path) in printed.getvalue()
+    assert not paths.trash("cpu").exists()
+
+
+@pytest.mark.fault("newer version's file")
+def test_a_newer_training_run_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "run.parquet"
+    row = {"schema_version": run_rows.SCHEMA_VERSION + 1, "platform": "cpu"}
+    write_table(path, pa.Table.from_pylist([row], schema=run_rows.SCHEMA).append_column("new", pa.array([1])))
+    for read in (lambda: run_rows.read(path), lambda: run_rows.collect({path: None}, {})):
+        with pytest.raises(UserError) as error:
+            read()
+        names_newer(str(error.value), path, run_rows.SCHEMA_VERSION)
+
+
+@pytest.mark.fault("unreadable file")
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("results/cpu/measurements.parquet", "`moe-routing-bench collect --platform cpu`"),
+        ("results/cpu.new/cells/gate/a.parquet", "`moe-routing-bench prune --refused --remove --platform cpu.new`"),
+        (
+            "results/cpu/claims/a b.parquet",
+            "`mv 'results/cpu/claims/a b.parquet' 'results/cpu/claims/a b.parquet.damaged'`",
+        ),
+        ("mine.parquet", "`mv mine.parquet mine.parquet.damaged`"),
+    ],
+)
+def test_a_damaged_file_that_is_read_alone(name: str, command: str, tmp_path: Path, monkeypatch) -> None:
+    """A command that replaces it, whatever has asked for it."""
+    monkeypatch.chdir(tmp_path)
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for damage in (lambda: path.write_bytes(b"no Parquet"), lambda: write_table(path, pa.table({"a": [1]}))):
+        damage()
+        with pytest.raises(UserError) as error:
+            records.read(path)
+        assert name in str(error.value) and command in str(error.value) and len(str(error.value)) < 500
 
 
 @pytest.mark.fault("another platform's table")

@@ -9,6 +9,7 @@ import typer
 
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.store import cell_files, paths, records
+from moe_routing_bench.store.newer import KEEP
 from moe_routing_bench.study.request import config_or_last, jobs_of, last
 from moe_routing_kernels.errors import bad
 
@@ -36,7 +37,10 @@ def prune(
     wanted = paths.cell_files(platform, jobs_of(effective))
     print(f"compared with {source}, which asks for {len(wanted)} cells")
     if refused:
-        chosen, held = cell_files.refused(wanted, platform), []
+        held = []
+        chosen, later = cell_files.refused(wanted, platform)
+        for path in later:
+            print(f"kept {path}: {KEEP}")
     else:
         orphans, collected = cell_files.orphans(paths.results(platform), wanted), _collected(platform)
         held = [path for path in orphans if _key(path) in collected]

@@ -4,13 +4,14 @@ Without torch.
 """
 
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from moe_routing_bench.store import paths
+from moe_routing_bench.store import newer, paths
 from moe_routing_bench.store.parquet import outvoted, read_table, some, write_table
 from moe_routing_kernels.errors import UserError, bad
 
@@ -146,20 +147,25 @@ def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     try:
         table = read_table(path)
     except (OSError, pa.ArrowException) as error:
-        hint = (
-            "run `snakemake` to train it again"
-            if os.path.exists(path)
-            else "run `snakemake`, or `moe-routing-bench train`"
-        )
+        hint = _again(path) if os.path.exists(path) else "run `snakemake`, or `moe-routing-bench train`"
         raise bad("training run", str(path), "a readable Parquet file", hint) from error
+    newer.check(path, table, SCHEMA_VERSION)
     for name in schema.names:
         if name in LATER and name not in table.column_names:
             table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
     if set(table.column_names) == set(schema.names):
         table = table.select(schema.names)
-    if not table.schema.equals(schema) or set(table["schema_version"].to_pylist()) != {SCHEMA_VERSION}:
-        raise bad("training run", f"other columns in {path}", f"run schema {SCHEMA_VERSION}", "delete it and run again")
+    if not table.schema.equals(schema) or newer.versions(table) != {SCHEMA_VERSION}:
+        raise bad("training run", f"other columns in {path}", f"run schema {SCHEMA_VERSION}", _again(path))
     return _renamed(table)
+
+
+def _again(path: Path) -> str:
+    """How to replace a file of runs that cannot be used."""
+    commands = {"quality.parquet": "collect-quality", "perft.parquet": "collect-perft"}
+    if (command := commands.get(path.name)) and path.parent.parent.name == "results":
+        return f"`moe-routing-bench {command} --platform {shlex.quote(path.parent.name)}` writes it from the runs"
+    return f"`rm {shlex.quote(str(path))}`, then `snakemake`"
 
 
 def _renamed(table: pa.Table) -> pa.Table:
@@ -206,13 +212,14 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
     the files which are unreadable, of another spec or of other code than the rest, and where runs that are compared were
     trained on different text.
     """
-    tables, problems, texts, codes = [], [], {}, {}
+    tables, problems, later, texts, codes = [], [], [], {}, {}
     times = {name: last(path) for path, names in timing.items() for name in names}
     for path, run in files.items():
         try:
             table = read(path, schema)
         except UserError as error:
             problems.append(str(error))
+            later.append(isinstance(error, newer.Newer))
             continue
         if spec_of(table) != run.spec:
             problems.append(f"{path} was trained for another spec")
@@ -231,7 +238,6 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
         problems.append(f"{versions} versions of the code trained the runs: {some(again, 3)}")
     if problems:
         problem = f"{len(problems)} that do not fit: " + "; ".join(problems[:5])
-        raise bad(
-            "training runs", problem, "runs of this config", "train them again: delete the files and run snakemake"
-        )
+        again = "train them again: delete the files and run `snakemake`"
+        raise bad("training runs", problem, "runs of this config", newer.KEEP if any(later) else again)
     return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)

@@ -16,6 +16,7 @@ from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.grid.cell import Job, spec_hash
 from moe_routing_bench.store import contradictions
+from moe_routing_bench.store.newer import KEEP, Newer
 from moe_routing_bench.store.parquet import outvoted, sealed_metadata, some
 from moe_routing_bench.store.records import AXIS_COLUMNS, completed, described, read, spec_of, verified
 from moe_routing_bench.store.rows import SCHEMA_VERSION, SPEC, STATUSES, SUMMARISED, SUMMARY
@@ -52,34 +53,36 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
     if missing := [path for path in files if not path.exists()]:
         problem = f"{len(missing)} of {len(files)} missing, such as {missing[0]}"
         raise bad("cell files", problem, "one of every cell", "run `snakemake`, which measures what is missing")
-    tables, problems, _ = _verified(files, platform)
+    tables, problems, wrong, later = _verified(files, platform)
     if problems:
+        prune = f"`moe-routing-bench prune --refused --remove --platform {shlex.quote(platform)}`, then the same command again"
         raise bad(
             "cell files",
             f"{len(problems)} that do not fit: " + "; ".join(problems[:5]) + "; …" * (len(problems) > 5),
             "files of this config",
-            f"`moe-routing-bench prune --refused --remove --platform {shlex.quote(platform)}`, then the same command again",
+            "; ".join([prune] * bool(wrong) + [KEEP] * bool(later)),
         )
     joined = pa.concat_tables(tables)
     return joined.cast(described(joined.schema))
 
 
-def refused(files: Mapping[Path, Job], platform: str) -> list[Path]:
-    """The files that `collect` refuses, of those that are there."""
-    return _verified({path: job for path, job in files.items() if path.exists()}, platform)[2]
+def refused(files: Mapping[Path, Job], platform: str) -> tuple[list[Path], list[Path]]:
+    """The files that `collect` refuses, of those that are there: those to measure again, and those to keep, which a newer version wrote."""
+    return _verified({path: job for path, job in files.items() if path.exists()}, platform)[2:]
 
 
-def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table], list[str], list[Path]]:
-    """The rows of all files; what is wrong with some of them, in words; and the files that are to be measured again for it."""
+def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table], list[str], list[Path], list[Path]]:
+    """The rows of all files; what is wrong with some of them, in words; the files that are to be measured again for it; and those that
+    a newer version of the package wrote."""
     tables: list[pa.Table] = []
-    problems, wrong, codes, others = [], [], {}, {}
+    problems, wrong, later, codes, others = [], [], [], {}, {}
     for part in _read_in_parts(list(files)):
         tables += (joined := _joined([table for table in part.values() if isinstance(table, pa.Table)]))
         rows = itertools.chain.from_iterable(table.select(_CHECKED).to_pylist() for table in joined)
         for path, table in part.items():
             if isinstance(table, UserError):
                 problems.append(str(table))
-                wrong.append(path)
+                (later if isinstance(table, Newer) else wrong).append(path)
                 continue
             job, of_file = files[path], list(itertools.islice(rows, len(table)))
             if problem := _misfit(spec_of(table), of_file, job, platform.partition(".")[0]):
@@ -99,7 +102,7 @@ def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table],
         if again:
             problems.append(f"{what} was measured by {versions} versions of the code: {some(again)}")
             wrong += again
-    return tables, problems, sorted(set(wrong))
+    return tables, problems, sorted(set(wrong)), later
 
 
 def _read_in_parts(paths: Sequence[Path]) -> Iterator[dict[Path, pa.Table | UserError]]:
@@ -107,7 +110,7 @@ def _read_in_parts(paths: Sequence[Path]) -> Iterator[dict[Path, pa.Table | User
 
     def rows(path: Path) -> pa.Table | UserError:
         try:
-            return verified(path)
+            return verified(path, again="")
         except UserError as error:
             return error
 

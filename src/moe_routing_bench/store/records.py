@@ -6,6 +6,7 @@ own records.
 
 import functools
 import os
+import shlex
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pyarrow as pa
 import yaml
 
 from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.store import newer
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC
 from moe_routing_kernels.errors import bad
@@ -76,17 +78,19 @@ def read(path: Path, without: Collection[str] = ()) -> pa.Table:
     return completed(verified(path, without))
 
 
-def verified(path: Path, without: Collection[str] = ()) -> pa.Table:
-    """The rows as the file has them, of which `completed` makes those of `read`; the same errors."""
+def verified(path: Path, without: Collection[str] = (), again: str | None = None) -> pa.Table:
+    """The rows as the file has them, of which `completed` makes those of `read`; the same errors.
+
+    `again` is the hint for a file to replace, where the caller has its own."""
+    again = _again(path) if again is None else again
     try:
         table = read_table(path, without=without)
     except (OSError, pa.ArrowException) as error:
         reason = str(error).rsplit(": ", 1)[-1][:60]
-        hint = f"run `snakemake` to measure it again ({reason})" if os.path.exists(path) else "run `snakemake` first"
+        hint = f"{again} ({reason})".strip() if os.path.exists(path) else "run `snakemake` first"
         raise bad("measurements", str(path), "a readable Parquet file", hint) from error
-    again = "delete the file and run `snakemake` again"
-    versions = set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}
-    if others := versions - {SCHEMA_VERSION}:
+    newer.check(path, table, SCHEMA_VERSION)
+    if others := newer.versions(table) - {SCHEMA_VERSION}:
         raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
     known = any(map(table.schema.equals, _VALID))  # the files of a bench have one schema: it is looked at once
     if wrong := [] if known else _wrong(table.schema, without):
@@ -99,6 +103,18 @@ def verified(path: Path, without: Collection[str] = ()) -> pa.Table:
     if not known and not without:
         _VALID.append(table.schema.remove_metadata())
     return table
+
+
+def _again(path: Path) -> str:
+    """How to replace a file that cannot be used: a command for those of a platform's folder; another file is the user's own."""
+    name = shlex.quote(str(path))
+    match path.parts[-5:]:
+        case ("results", platform, "cells", _, _):
+            return f"`moe-routing-bench prune --refused --remove --platform {shlex.quote(platform)}`, then `snakemake`"
+        case (*_, "results", platform, "measurements.parquet"):
+            collect = f"`moe-routing-bench collect --platform {shlex.quote(platform)}`"
+            return f"{collect} writes it from the cells; if it is published, `git restore {name}`"
+    return f"`mv {name} {shlex.quote(f'{path}.damaged')}`, then measure again"
 
 
 def completed(table: pa.Table) -> pa.Table:

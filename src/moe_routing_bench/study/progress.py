@@ -16,6 +16,7 @@ from moe_routing_bench.quality import adaptation_rows, code, run_rows
 from moe_routing_bench.quality.plan import Plan
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import cell_files, paths, records
+from moe_routing_bench.store.newer import Newer
 from moe_routing_bench.store.rows import SUMMARISED
 from moe_routing_kernels.errors import UserError, one_line
 
@@ -28,7 +29,7 @@ _Code = tuple[str | None, str | None]
 class Progress:
     """How many things of one kind are asked for, are done by today's code, and were done by other code, so that they run again.
 
-    `rows` are those of cells that are done or were done by other code.
+    `rows` are those of cells that are done or were done by other code; `newer` says which files a newer version of the package wrote.
     """
 
     what: str
@@ -36,6 +37,7 @@ class Progress:
     done: int = 0
     other_code: int = 0
     rows: list[dict[str, Any]] = field(default_factory=list)
+    newer: list[str] = field(default_factory=list)
 
     @property
     def remain(self) -> int:
@@ -50,9 +52,9 @@ class Progress:
             self.other_code += 1
 
     def __str__(self) -> str:
-        """The counts in words."""
+        """The counts in words, and a line for each of the first files of a newer version."""
         other = f", {self.other_code} of them done by other code" if self.other_code else ""
-        return f"{self.done} of {self.asked} {self.what}, {self.remain} remain{other}"
+        return "\n  ".join([f"{self.done} of {self.asked} {self.what}, {self.remain} remain{other}", *self.newer[:5]])
 
 
 def of_cells(files: Mapping[Path, Job]) -> Progress:
@@ -61,6 +63,9 @@ def of_cells(files: Mapping[Path, Job]) -> Progress:
     for path, job in files.items():
         try:
             spec, rows = cell_files.summary(path)
+        except Newer as error:
+            cells.newer.append(str(error))
+            continue
         except UserError:
             continue
         if spec == job.spec:
@@ -90,6 +95,9 @@ def _trained(what: str, specs: Mapping[Path, str], schema: pa.Schema, today: str
     for path, spec in specs.items():
         try:
             table = run_rows.read(path, schema)
+        except Newer as error:
+            state.newer.append(str(error))
+            continue
         except UserError:
             continue
         if run_rows.spec_of(table) == spec:
