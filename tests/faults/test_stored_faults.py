@@ -17,9 +17,11 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality import run_rows
-from moe_routing_bench.store import cell_files, paths, records, rows
+from moe_routing_bench.store import accuracy_matrix, cell_files, paths, records, rows
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.study import progress
+from moe_routing_bench.traces import reading
+from moe_routing_bench.workload import trace
 from moe_routing_kernels.errors import UserError
 
 JOB = Job(cell_of("gate", tokens=64, experts=8, top_k=2, router="softmax_topk", dtype="fp32"), ("torch",), Settings())
@@ -229,6 +231,37 @@ def test_a_damaged_file_that_is_read_alone(name: str, command: str, tmp_path: Pa
         with pytest.raises(UserError) as error:
             records.read(path)
         assert name in str(error.value) and command in str(error.value) and len(str(error.value)) < 500
+
+
+def collected(path: Path) -> Any:
+    return cell_files.collect({path: JOB}, "cpu")
+
+
+READERS: dict[str, tuple[Callable[[Path], Any], pa.Schema]] = {
+    "a cell": (collected, records.SCHEMA),
+    "a table": (records.read, records.SCHEMA),
+    "some columns": (lambda path: records.read_some(path, ["bench"]), records.SCHEMA),
+    "training runs": (run_rows.read, run_rows.SCHEMA),
+    "accuracy": (lambda path: accuracy_matrix.read(path, "cpu"), accuracy_matrix.SCHEMA),
+    "a trace": (lambda path: trace.read(path, 1, 4, 1), pa.schema({"expert_ids": pa.list_(pa.int64())})),
+    "a foreign trace": (lambda path: reading.read(path), pa.schema({"expert_ids": pa.list_(pa.int64())})),
+}
+
+
+@pytest.mark.fault("doubled column")
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_doubled_column(reader: str, sealed: bool, tmp_path: Path) -> None:
+    read, schema = READERS[reader]
+    path, name = tmp_path / "rows.parquet", schema.names[0]
+    table = pa.Table.from_pylist([{"expert_ids": [1]} if "trace" in reader else {"schema_version": 5}], schema=schema)
+    table = table.append_column(name, table[name])
+    (write_table if sealed else lambda path, table: pq.write_table(table, path))(path, table)
+    with pytest.raises(UserError) as error:
+        read(path)
+    text = str(error.value)
+    assert str(path) in text and "\n" not in text and len(text) <= 500
+    assert f"2 columns '{name}'" in text
 
 
 @pytest.mark.fault("another platform's table")

@@ -147,7 +147,11 @@ def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
     try:
         table = read_table(path)
     except (OSError, pa.ArrowException) as error:
-        hint = _again(path) if os.path.exists(path) else "run `snakemake`, or `moe-routing-bench train`"
+        hint = (
+            f"{_again(path)} ({str(error)[-60:]})"
+            if os.path.exists(path)
+            else "run `snakemake`, or `moe-routing-bench train`"
+        )
         raise bad("training run", str(path), "a readable Parquet file", hint) from error
     newer.check(path, table, SCHEMA_VERSION)
     for name in schema.names:

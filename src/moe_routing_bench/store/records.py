@@ -140,8 +140,6 @@ def _wrong(schema: pa.Schema, without: Collection[str]) -> list[str]:
     types = dict(zip(schema.names, schema.types, strict=True))
     optional = {name: COLUMNS[name] for name in (*AXIS_COLUMNS, *LATER, *without)}
     wrong = {name for name in types | COLUMNS if types.get(name, optional.get(name)) != COLUMNS.get(name)}
-    if len(types) < len(schema.names):
-        wrong |= {name for name in types if schema.names.count(name) > 1}
     return sorted(wrong)
 
 
@@ -182,7 +180,7 @@ def read_some(source: Path | BinaryIO, columns: Sequence[str], name: str = "") -
     try:
         table = read_table(source)
     except (OSError, pa.ArrowException) as error:
-        raise bad("measurements", name, "a readable Parquet file of rows") from error
+        raise bad("measurements", name, "a readable Parquet file of rows", str(error)[-80:]) from error
     if absent := [
         column for column in ("bench", "implementation", "status", "median_us") if column not in table.column_names
     ]:
