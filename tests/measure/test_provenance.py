@@ -205,6 +205,41 @@ def test_outside_a_checkout_the_commit_is_what_was_said(said, found, tmp_path, m
     assert git_state(()) == found
 
 
+REFUSAL = "fatal: detected dubious ownership in repository at '/a'"
+
+
+@pytest.mark.fault("git refuses")
+@pytest.mark.parametrize(
+    ("git", "reason", "remedy"),
+    [
+        (f'#!/bin/sh\necho "{REFUSAL}\nTo add an exception" >&2\nexit 128\n', REFUSAL, "--add safe.directory"),
+        (
+            f"#!/bin/sh\n[ $3 = status ] || {{ echo {SHA}; exit; }}\necho bad index >&2\nexit 128\n",
+            "bad index",
+            provenance.COMMIT,
+        ),
+        (None, "'git'", provenance.COMMIT),
+    ],
+)
+def test_a_checkout_without_a_commit_is_said_once(
+    git, reason, remedy, tmp_path, monkeypatch, capsys, git_state
+) -> None:
+    """Of another user, with a broken index, and on a machine without git."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".git").mkdir()
+    if git:
+        (tmp_path / "bin/git").write_text(git)
+        (tmp_path / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "src")
+    monkeypatch.delenv(provenance.COMMIT, raising=False)
+    (tmp_path / "src").mkdir()
+    assert git_state(()) == git_state((tmp_path / "a.py",)) == {}
+    out, error = capsys.readouterr()
+    assert not out and error.count("\n") == 1 and error.startswith("warning: ")
+    assert reason in error and remedy in error and len(error) <= 501
+
+
 @pytest.mark.parametrize("error", [OSError("no git"), subprocess.TimeoutExpired("git", 10)])
 def test_without_git_there_is_no_commit(error, monkeypatch, git_state) -> None:
     """It is given ten seconds."""

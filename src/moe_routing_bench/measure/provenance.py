@@ -5,12 +5,15 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import socket
 import subprocess
+import sys
 from pathlib import Path
 from time import perf_counter
 
 from moe_routing_bench.packages import COMMIT
+from moe_routing_kernels.errors import one_line
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -30,26 +33,37 @@ def git_state(files: tuple[Path, ...]) -> dict[str, object]:
     What `COMMIT` says need not be believed: a row's code fingerprint is that of the files that ran, and a test compares it with that of
     the commit. Only `files`, which are what is measured with, count as a difference.
     """
-
-    def git(*words: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(PACKAGE), *words],
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=10,
-            check=False,
-        )
-        return done.stdout.strip() if done.returncode == 0 else ""
-
     try:
-        sha = git("rev-parse", "HEAD")
-    except (OSError, subprocess.TimeoutExpired):
-        sha = ""
-    if sha:
-        return {"git_sha": sha, "git_dirty": bool(git("status", "--porcelain", "--", *map(str, files)))}
-    named = re.fullmatch(r"([0-9a-f]{40})(-dirty)?", os.environ.get(COMMIT, ""))
-    return {"git_sha": named[1], "git_dirty": bool(named[2])} if named else {}
+        sha = _git("rev-parse", "HEAD")
+        return {"git_sha": sha, "git_dirty": bool(_git("status", "--porcelain", "--", *map(str, files)))}
+    except (OSError, subprocess.SubprocessError) as error:
+        why = getattr(error, "stderr", None) or str(error)
+    if named := re.fullmatch(r"([0-9a-f]{40})(-dirty)?", os.environ.get(COMMIT, "")):
+        return {"git_sha": named[1], "git_dirty": bool(named[2])}
+    if root := next((folder for folder in PACKAGE.parents if (folder / ".git").exists()), None):
+        _warn_of_no_commit(root, why.strip().partition("\n")[0])
+    return {}
+
+
+def _git(*words: str) -> str:
+    """What git prints in the checkout of this package. Raises `OSError` and `subprocess.SubprocessError`."""
+    return subprocess.run(
+        ["git", "-C", str(PACKAGE), *words],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=10,
+        check=True,
+    ).stdout.strip()
+
+
+@functools.cache
+def _warn_of_no_commit(root: Path, why: str) -> None:
+    """Say on stderr, once in a process, why rows of a checkout do not name their commit."""
+    remedy = f"name the commit in {COMMIT}, or let `git -C {shlex.quote(str(root))} status` work"
+    if "dubious ownership" in why:
+        remedy = f"`git config --global --add safe.directory {shlex.quote(str(root))}`"
+    print(one_line(f"warning: rows have no git_sha, so they cannot be published: {why}; {remedy}"), file=sys.stderr)
 
 
 def cpu_model() -> str:
