@@ -14,8 +14,8 @@ from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import places
 from moe_routing_bench.quality import adaptation_rows, plan, run_rows
 from moe_routing_bench.quantities import counts
-from moe_routing_bench.store import cell_files, paths, records
-from moe_routing_bench.store.parquet import read_table, write_table
+from moe_routing_bench.store import cell_files, companions, paths, records
+from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.study.request import config_or_last, effective, jobs_of, platform_of
 from moe_routing_kernels.errors import bad, one_line, pick
 
@@ -43,10 +43,11 @@ def collect(
         for module in ("recomputed", "ratios", "verdicts", "anomalies")
     )
     again = paths.again(platform)
+    second = companions.rows(again, anomalies.SECONDS) if companions.is_there(again) else None
     table = recomputed.with_intervals(cell_files.collect(paths.cell_files(platform, jobs), platform))
     table = ratios.with_baselines(table)
     table = verdicts.with_verdicts(table)
-    table = anomalies.with_anomalies(table, read_table(again) if again.is_file() else None)
+    table = anomalies.with_anomalies(table, second)
     write_table(out, table)
     print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")
     for row in table.select(["bench", "implementation", "cell", "anomaly", "again"]).to_pylist():

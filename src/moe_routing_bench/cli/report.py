@@ -1,7 +1,6 @@
 """Figures and the report of a platform, from its rows."""
 
 import importlib
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +13,13 @@ from moe_routing_bench.cli.claims import held
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
 from moe_routing_bench.quality import adaptation_rows, run_rows
-from moe_routing_bench.store import accuracy_matrix, manifest, paths, platforms, records
+from moe_routing_bench.store import accuracy_matrix, companions, manifest, paths, platforms, records
 from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_bench.study.request import last, models, platform_of
 from moe_routing_kernels.errors import bad, pick, writing
 
 _UNSHOWN = ("expert_load", "block_clocks_mhz", "block_powers_w")  # lists that no figure and no section reads
+_PROFILE = ("bench", "cell", "axes", "platform", "implementations", "differences")
 
 
 def figure(
@@ -114,7 +114,7 @@ def _write(platform: str, tables: dict[str, Any]) -> None:
             claims,
             _models(platform),
             platform.partition(".")[2],
-            [json.loads(path.read_text(encoding="utf-8")) for path in paths.profile_files(platform)],
+            [companions.mapping(path, _PROFILE) for path in paths.profile_files(platform)],
             accuracy_of(platform),
             _own_presets(platform),
             _stored(platform),
@@ -143,12 +143,9 @@ def accuracy_of(platform: str) -> Any:
 
 def _stored(platform: str) -> dict[str, Any]:
     """The tables of the platform's folder, besides its rows, that the report shows."""
-    pandas, names = (
-        importlib.import_module("pandas"),
-        importlib.import_module("moe_routing_bench.report.section_tables").FILES,
-    )
-    files = {name: paths.results(platform) / f"{name}.csv" for name in names}
-    return {name: pandas.read_csv(path) for name, path in files.items() if path.is_file()}
+    columns = importlib.import_module("moe_routing_bench.report.section_tables").COLUMNS
+    files = {name: paths.results(platform) / f"{name}.csv" for name in columns}
+    return {name: companions.table(path, columns[name]) for name, path in files.items() if companions.is_there(path)}
 
 
 def _models(platform: str) -> dict[str, Any]:
@@ -165,7 +162,7 @@ def _own_presets(platform: str) -> dict[str, str]:
 
 def _own_file(platform: str) -> str | None:
     kept = last(platform)
-    return json.loads(kept.read_text(encoding="utf-8")).get("models") if kept.is_file() else None
+    return companions.mapping(kept).get("models") if companions.is_there(kept) else None
 
 
 def _figures() -> Mapping[str, Any]:

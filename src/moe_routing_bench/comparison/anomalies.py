@@ -38,6 +38,7 @@ _TOLD = ("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", 
 AGAIN = dict.fromkeys((*_ROW, "status", "gpu_uuid"), pa.string()) | dict.fromkeys(
     ("first_us", "median_us", "ci_low_us", "ci_high_us"), pa.float64()
 )
+SECONDS = pa.schema(list(AGAIN.items()))
 _OPTIONAL = [axis.name for axis in AXES.values() if axis.optional and axis.part == "workload"]
 _FIXED = ["bench", "implementation", "gpu_uuid", *(axis.name for axis in AXES.values() if axis.part == "way")]
 _READ = list(
@@ -130,7 +131,7 @@ def seconds(first: pd.DataFrame, again: Sequence[Mapping[str, Any]]) -> pa.Table
     """Rows that were measured once more, as a file keeps them: the columns of `AGAIN`, with the first time of each."""
     times = first.set_index(_ROW)["median_us"].to_dict()
     found = [row | {"first_us": times[row["cell_hash"], row["implementation"]]} for row in again]
-    return pa.Table.from_pylist(found, pa.schema(list(AGAIN.items())))
+    return pa.Table.from_pylist(found, SECONDS)
 
 
 def with_anomalies(table: pa.Table, again: pa.Table | None) -> pa.Table:

@@ -39,6 +39,10 @@ _TABLES = {
 }
 _DECIMALS = {"us": 2, "MB": 1, "%": 1}  # those of the files, so that the numbers of a column stand under each other
 FILES = tuple(_TABLES)  # names of the files in a folder of results, without .csv
+COLUMNS = {
+    name: ("gpu_name", "torch_version", *what, *(result[0] for result in results))
+    for name, (_, _, what, results) in _TABLES.items()
+}
 
 
 def choices(rows: pd.DataFrame) -> Choices | None:

@@ -5,7 +5,6 @@ refuses one that contradicts the rows.
 """
 
 import importlib.metadata
-import os
 import re
 import shlex
 import subprocess
@@ -20,7 +19,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import load, presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.packages import PACKAGE
-from moe_routing_bench.store import paths, records
+from moe_routing_bench.store import companions, paths, records
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.store.project_files import installed, own_or_shipped, shipped
 from moe_routing_kernels import files, guarded
@@ -158,10 +157,7 @@ def _config(run: str) -> str | dict[str, Any] | None:
         if asked == cells:
             return f"config/{path.relative_to(folder).as_posix()}"
     kept = paths.results(run) / "config.json"
-    try:
-        return guarded.json_of(kept) if os.path.exists(kept) else None
-    except (OSError, ValueError, RecursionError) as error:
-        raise bad("config", str(kept), "a JSON file, as the workflow writes it", str(error)[:80]) from error
+    return companions.mapping(kept) if companions.is_there(kept) else None
 
 
 def _load(run: str) -> dict[str, Any]:

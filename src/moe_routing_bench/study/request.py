@@ -10,7 +10,7 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
 from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.store import companions, paths, platforms
 from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import bad
@@ -37,8 +37,8 @@ def config_or_last(
     if configs or config_json is not None:
         return config, folder, "--config-json" if config_json is not None else ", ".join(map(str, configs or []))
     kept = last(folder)
-    if kept.is_file():
-        return effective(None, kept.read_text(encoding="utf-8")), folder, str(kept)
+    if companions.is_there(kept):
+        return effective(None, json.dumps(companions.mapping(kept))), folder, str(kept)
     return config, folder, None
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.quantities import digits
 from moe_routing_bench.report.parts import ABSENT
-from moe_routing_bench.store import paths
+from moe_routing_bench.store import companions, paths
 from moe_routing_bench.store.project_files import shipped
 
 
@@ -29,7 +29,7 @@ def sources() -> dict[str, Any]:
 
 def figures(name: str) -> pd.DataFrame:
     """The rows of one file, in its order."""
-    return pd.read_csv(folder() / f"{name}.csv")
+    return companions.table(folder() / f"{name}.csv")
 
 
 def divisor(published: Mapping[str, int], measured: Mapping[str, int]) -> int | None:

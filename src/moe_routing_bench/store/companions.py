@@ -1,0 +1,85 @@
+"""Files that belong to collected rows: second measurements, the last config, profiles and small tables. Read whole, or refused in one line.
+
+They have no digest: a CSV that is cut between two lines is not noticed.
+"""
+
+import csv
+import io
+import os
+import shlex
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from moe_routing_bench.store.parquet import read_table
+from moe_routing_kernels import guarded
+from moe_routing_kernels.errors import UserError, bad
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def is_there(path: Path) -> bool:
+    """Whether a name exists, be it a folder or a link to nothing: what is no file is refused, not passed over."""
+    return os.path.lexists(path)
+
+
+def rows(path: Path, schema: pa.Schema) -> pa.Table:
+    """The table of a Parquet file with exactly these columns. Raises `UserError`."""
+    try:
+        table = read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise _refused(path, "a readable Parquet file", error) from error
+    if not table.schema.equals(schema):
+        raise _refused(path, f"the columns {', '.join(schema.names)}", "other columns, as another version writes")
+    return table
+
+
+def mapping(path: Path, keys: Collection[str] = ()) -> dict[str, Any]:
+    """The object of a JSON file that has these keys, none of them twice. Raises `UserError`."""
+    try:
+        content = guarded.json_of(path, pairs=_object)
+    except (OSError, ValueError, RecursionError) as error:
+        raise _refused(path, "a JSON file", error) from error
+    if not isinstance(content, dict):
+        raise _refused(path, "a JSON object", type(content).__name__)
+    if absent := [key for key in keys if key not in content]:
+        raise _refused(path, f"the keys {', '.join(keys)}", f"no {absent[0]}")
+    return content
+
+
+def table(path: Path, columns: Collection[str] = ()) -> "pd.DataFrame":
+    """The rows of a CSV file that has these columns, none of them twice, and a value or nothing for each in every line. Raises `UserError`."""
+    import pandas as pd
+
+    try:
+        data = guarded.csv_of(path).read()
+        header, *lines = csv.reader(io.StringIO(data.decode("utf-8"), newline=""), strict=True)
+        _check_names(header)
+        if not data.endswith(b"\n") or any(len(line) != len(header) for line in lines):
+            raise ValueError("a line of it is cut")
+        if absent := [name for name in columns if name not in header]:
+            raise ValueError(f"no column {absent[0]}")
+        return pd.read_csv(io.BytesIO(data))
+    except (OSError, ValueError, csv.Error) as error:
+        raise _refused(path, "a CSV file with a header", error) from error
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    _check_names([name for name, _ in pairs])
+    return dict(pairs)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        name, count = Counter(names).most_common(1)[0]
+        raise ValueError(f"{name!r} is there {count} times")
+
+
+def _refused(path: Path, allowed: str, why: object) -> UserError:
+    reason = (getattr(why, "strerror", None) or str(why))[:100]
+    away = f"`mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}`"
+    return bad("file", str(path), allowed, f"{reason}; restore it, or {away}")
