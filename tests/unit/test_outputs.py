@@ -119,6 +119,7 @@ def test_a_file_that_is_there_stays_as_it_is(folder, monkeypatch, capsys, comman
 def test_a_folder_of_files_stays_as_it_is(folder, monkeypatch, capsys, command, option):
     (folder / "there").mkdir()
     (folder / "there/operators.csv").write_text("a user's")
+    (folder / "rows.csv").write_text("bench,implementation,median_us,tokens\npack,mine,3.5,64\n")
     arguments = [command, *COMMANDS[command, option], option, "there"]
     assert call(monkeypatch, *arguments).code == 2
     out, error = capsys.readouterr()

@@ -54,8 +54,8 @@ def report(
     if rows is not None or out is not None:
         if rows is None or out is None or platform or run:
             raise bad("--rows and --out", "one of them, or a platform", "both, or neither")
-        options.check_folder("--out", out, force)
         table = importlib.import_module("moe_routing_bench.figures.foreign").read_csv(rows)
+        options.check_folder("--out", out, force)
         _write_foreign(table, out)
         return
     platform = platform_of(platform, run)
