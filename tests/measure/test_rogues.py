@@ -32,7 +32,7 @@ def measured(add_packs, no_ceilings, monkeypatch):
     def run(*names):
         add_packs(rogues, "rogue", names)
         rogues.forget()
-        found, bursts = {}, any("burst" in name for name in names)
+        found, bursts = {}, any("burst" in name or "random_calls" in name for name in names)
         job = Job(CELL, ("torch", *names), LONG if bursts else QUICK)
         device = "cpu" if platforms.current() == platforms.CPU else "cuda"
 
