@@ -200,7 +200,7 @@ def _daemon(work, x, packed):
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                end = time.monotonic() + 60
+                end = time.monotonic() + 600
                 while time.monotonic() < end:
                     pass
             os._exit(0)
