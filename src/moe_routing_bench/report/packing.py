@@ -24,15 +24,26 @@ def compressed(value: object) -> str:
 
 def packed(values: Sequence[Any]) -> dict[str, Any]:
     """A column in few bytes: one value of `all` rows, one of `each`, or `of` the distinct values one `at` each row."""
+    return _in_few_bytes(*_distinct(values))
+
+
+def _distinct(values: Sequence[Any]) -> tuple[list[str], list[Any], np.ndarray]:
+    """The texts of distinct values and these values, in the order of their rows, and the place of each row's among them (n,)."""
     texts = [repr(value) for value in values]  # 1, True and 1.0 are three
-    distinct = dict(zip(texts, values, strict=True))
+    known = dict(zip(texts, values, strict=True))
+    order = {text: place for place, text in enumerate(known)}
+    return list(known), list(known.values()), np.array([order[text] for text in texts], int)
+
+
+def _in_few_bytes(texts: list[str], distinct: list[Any], places: np.ndarray) -> dict[str, Any]:
+    """`packed` of what `_distinct` makes."""
     if len(distinct) == 1:
-        return {"all": values[0]}
-    places = {text: place for place, text in enumerate(distinct)}
-    at = [places[text] for text in texts]
-    if sum(map(len, texts)) <= sum(map(len, distinct)) + sum(len(str(place)) for place in at):
-        return {"each": list(values)}
-    return {"of": list(distinct.values()), "at": at}
+        return {"all": distinct[0]}
+    sizes = np.array([len(text) for text in texts], int)
+    digits = np.array([len(str(place)) for place in range(len(sizes))], int)
+    if sizes[places].sum() <= sizes.sum() + digits[places].sum():
+        return {"each": [distinct[place] for place in places.tolist()]}
+    return {"of": distinct, "at": places.tolist()}
 
 
 class Column:
@@ -52,11 +63,8 @@ class Column:
         else:
             places, distinct = pd.factorize(column, use_na_sentinel=False)
             values = [None if pd.isna(value) else plain(value) for value in distinct]
-        texts = [repr(value) for value in values]  # 1, True and 1.0 are three
-        known = dict(zip(texts, values, strict=True))
-        order = {text: place for place, text in enumerate(known)}
-        self._texts, self.distinct = list(known), list(known.values())
-        self.places = np.array([order[text] for text in texts], int)[places] if texts else np.empty(0, int)
+        self._texts, self.distinct, at = _distinct(values)
+        self.places = at[places]
 
     @property
     def missing(self) -> np.ndarray:
@@ -70,13 +78,7 @@ class Column:
 
     def packed(self) -> dict[str, Any]:
         """The column in few bytes: one value of `all` rows, one of `each`, or `of` the distinct values one `at` each row."""
-        if len(self.distinct) == 1:
-            return {"all": self.distinct[0]}
-        sizes = np.array([len(text) for text in self._texts], int)
-        digits = np.array([len(str(place)) for place in range(len(sizes))], int)
-        if sizes[self.places].sum() <= sizes.sum() + digits[self.places].sum():
-            return {"each": [self.distinct[place] for place in self.places.tolist()]}
-        return {"of": self.distinct, "at": self.places.tolist()}
+        return _in_few_bytes(self._texts, self.distinct, self.places)
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
