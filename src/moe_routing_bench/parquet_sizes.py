@@ -5,8 +5,6 @@ here, as Thrift's compact protocol has it, because pyarrow ends the process wher
 """
 
 import os
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from moe_routing_kernels.guarded import MOST_COLUMNS, Refused, check_amount
@@ -33,13 +31,6 @@ def check(file: BinaryIO, most: int) -> tuple[list[str], int]:
         return _check(_footer(file), most)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise Refused("its footer is damaged") from error
-
-
-def check_names(names: Sequence[str]) -> None:
-    """Raise `Refused` for a table with several columns of one name, of which none can be taken by it."""
-    if len(set(names)) < len(names):
-        name, count = Counter(names).most_common(1)[0]
-        raise Refused(f"it has {count} columns {name!r}")
 
 
 def _check(about: Any, most: int) -> tuple[list[str], int]:

@@ -11,7 +11,8 @@ import json
 import os
 import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,6 +61,13 @@ def check_amount(amount: int, most: int, what: str) -> None:
     """Raise `Refused` for more than a reader takes; `what` says of what."""
     if amount > most:
         raise Refused(f"{amount} {what}, at most {most} are read")
+
+
+def check_names(names: Sequence[str], what: str = "columns") -> None:
+    """Raise `Refused` for several columns, or keys, of one name, of which none can be taken by it."""
+    if len(set(names)) < len(names):
+        name, count = Counter(names).most_common(1)[0]
+        raise Refused(f"it has {count} {what} {name!r}")
 
 
 @contextlib.contextmanager

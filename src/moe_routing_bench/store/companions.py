@@ -7,7 +7,6 @@ import csv
 import io
 import os
 import shlex
-from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,7 +57,7 @@ def table(path: Path, columns: Collection[str] = ()) -> "pd.DataFrame":
     try:
         data = guarded.csv_of(path).read()
         header, *lines = csv.reader(io.StringIO(data.decode("utf-8"), newline=""), strict=True)
-        _check_names(header)
+        guarded.check_names(header)
         if not data.endswith(b"\n") or any(len(line) != len(header) for line in lines):
             raise ValueError("a line of it is cut")
         if absent := [name for name in columns if name not in header]:
@@ -69,14 +68,8 @@ def table(path: Path, columns: Collection[str] = ()) -> "pd.DataFrame":
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    _check_names([name for name, _ in pairs])
+    guarded.check_names([name for name, _ in pairs], "keys")
     return dict(pairs)
-
-
-def _check_names(names: Sequence[str]) -> None:
-    if len(set(names)) < len(names):
-        name, count = Counter(names).most_common(1)[0]
-        raise ValueError(f"{name!r} is there {count} times")
 
 
 def _refused(path: Path, allowed: str, why: object) -> UserError:

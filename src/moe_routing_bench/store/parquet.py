@@ -15,7 +15,6 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from moe_routing_bench import parquet_sizes
 from moe_routing_bench.store import unpacking
 from moe_routing_kernels import files, guarded
 
@@ -84,12 +83,12 @@ def read_table(source: Path | BinaryIO, foreign: bool = False, without: Collecti
     try:
         if sealed and not foreign:
             with pq.ParquetFile(pa.BufferReader(data)) as file:
-                parquet_sizes.check_names(file.schema_arrow.names)
+                guarded.check_names(file.schema_arrow.names)
                 names = [name for name in file.schema_arrow.names if name not in without] if without else None
                 table = file.read(names, use_threads=len(data) > _SMALL)
         else:
             table = unpacking.read(data, DIGEST)
-            parquet_sizes.check_names(table.column_names)
+            guarded.check_names(table.column_names)
         metadata = dict(table.schema.metadata or {})
         metadata.pop(SEAL, None)
         known = metadata.pop(DIGEST, None)

@@ -33,7 +33,7 @@ def read(path: Path, tokens: int, experts: int, top_k: int) -> "NDArray[np.int32
                 raise bad("trace", f"no such column in {path}", FORMAT, _HINT)
             if texts:
                 raise bad("trace", f"long texts in {path}", FORMAT, _HINT)
-            parquet_sizes.check_names(file.schema_arrow.names)
+            guarded.check_names(file.schema_arrow.names)
             table = file.read().slice(0, tokens)
         column = table["expert_ids"].combine_chunks()
         others = [name for name in table.column_names if name != "expert_ids" and len(table[name].unique()) > 1]
