@@ -62,7 +62,7 @@ class Styled:
     """The same stream for what makes colours and moving lines itself, and asks `plain` about every text."""
 
     def __init__(self, stream: Any) -> None:
-        """Any stream; one that is not `Plain` stays as it is."""
+        """Take a stream, `Plain` or other."""
         self._stream = stream
 
     def write(self, text: str) -> int:

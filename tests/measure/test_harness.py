@@ -107,7 +107,7 @@ def test_what_a_child_keeps_later_ones_know() -> None:
         memory.learn()
         assert memory.get("key") == {"a": [1.5, None]} and memory.get("other") is None
     memory.close()
-    memory.keep("key", 2)  # nobody is told
+    memory.keep("key", 2)  # there is no supervisor to tell
     assert memory.get("key") == 2
 
 

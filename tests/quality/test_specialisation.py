@@ -158,6 +158,6 @@ def test_a_killed_run_of_two_phases_ends_as_an_unbroken_one(
 
 
 def test_how_often_a_domain_takes_an_expert_is_relative_to_all_choices() -> None:
-    """Not to the mean over domains, of which one has three times as many; an expert that nobody takes has 1."""
+    """Not to the mean over domains, of which one has three times as many; an expert without tokens has 1."""
     found = expert_domains.times_average(np.array([[2.0, 0.0, 0.0], [1.0, 5.0, 0.0]]))
     assert found == pytest.approx(np.array([[8 / 3, 0, 1], [4 / 9, 4 / 3, 1]]))

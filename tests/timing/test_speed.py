@@ -73,7 +73,8 @@ def test_a_thousand_cells(tmp_path: Path, capsys: pytest.CaptureFixture) -> None
     planned = CELLS + DRAWN + len(("measure_again", "collect", "html", "all"))
     dry, dry_limit = within(DRY_RUN_SECONDS, lambda: seconds(project, "--dry-run", jobs=planned), bare)
 
-    project.run("snakemake", "--touch", "--cores", "1", check=False)  # writes what is asked for, which cells must be newer than
+    # Writes what is asked for, which cells must be newer than.
+    project.run("snakemake", "--touch", "--cores", "1", check=False)
     row = {"schema_version": rows.SCHEMA_VERSION, "bench": "gate", "implementation": "torch", "status": "ok"}
     first, *others = (project.folder / paths.cell_file("cpu", job) for job in jobs)
     rows.write(first, [row], jobs[0].spec)

@@ -411,7 +411,7 @@ def test_the_first_colours_are_told_apart_without_red_or_green():
 
 @pytest.mark.parametrize(("kept", "aside"), [(0, 0), (1, 0), (0, 1), (30, 30)])
 def test_a_page_has_no_more_samples_of_a_row_than_it_may(kept, aside):
-    """Every second from the first one too many on; those that are set aside likewise, by their own number."""
+    """Every second sample is left out once there is one too many; samples that are set aside have a count of their own."""
     times = [1.0] * (row_data.MOST + kept), [1.0] * (row_data.MOST + aside)
     row = {"samples_us": times[0], "set_aside_samples_us": times[1], "median_us": 1.0}
     (found,) = row_data.samples([row])["rows"]

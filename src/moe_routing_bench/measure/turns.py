@@ -99,7 +99,7 @@ class Turns:
         return 0.0
 
     def among_us(self, blocks: Sequence[Sequence[float]]) -> float:
-        """1: likewise."""
+        """1: `judge` compares what turns cost."""
         return 1.0
 
     def elsewhere(self) -> float:

@@ -19,7 +19,6 @@ _NUMBERS = ("x_low", "x_high", "low", "high")
 _FIRST = ("tokens", "hidden", "intermediate", "experts", "top_k", "phase", "dtype", "skew", "capacity_factor")
 _FREE = ("model", "phase", "dtype", "sampler")  # any value answers where the reader names none
 _LEFT_OUT = ("seed", "shared_gate")
-_RANKS = ("tp", "ep")  # asked for where a row is of one of several
 _WHOLE = ("model",)  # benches of whole models, whose sizes do not say all; elsewhere a model is a label of its sizes
 
 
@@ -82,12 +81,12 @@ def _value(value: Any) -> Any:
 
 
 def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page's script on questions reads, fit for JSON.
+    """What the page's script on questions reads, fit for JSON. Axes of ranks are asked for where a row has a value.
 
     `axes` in the order of the form, `reads` the axes of each bench, `measured` the benches with rows, and of each of the
     `models` what its preset sets.
     """
-    absent = [name for name in _RANKS if frame[name].isna().all()]
+    absent = [axis.name for axis in AXES.values() if axis.sparse and not axis.shared and frame[axis.name].isna().all()]
     order = ["model", *_FIRST, *(name for name in AXES if name not in ("model", *_FIRST, *_LEFT_OUT, *absent))]
     return {
         "axes": [_asked(AXES[name], frame) for name in order],

@@ -33,7 +33,7 @@ def summary(path: Path) -> tuple[str | None, list[dict[str, Any]]]:
     """The spec that a cell's file was measured for, and the columns `SUMMARISED` of its rows.
 
     A file that is as it was written says so in its metadata, which takes a hundredth of the time that decoding it takes. Any other is
-    read whole, and verified; raises `UserError` for one that is unreadable.
+    read whole, and verified; raises `UserError` for an unreadable file.
     """
     spec, text = sealed_metadata(path, SPEC, SUMMARY)
     if spec is not None and text is not None:
