@@ -25,7 +25,7 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
-from moe_routing_bench.store.records import COLUMNS, about
+from moe_routing_bench.store.records import about
 from moe_routing_kernels.routers import zoo
 
 SOURCES = ROOT / "src"
@@ -108,53 +108,18 @@ def _default(axis: Axis) -> str:
     return f"{known:g}" if isinstance(known, float) else str(known)
 
 
-_RATIO = "95 % interval of that ratio, and the two-sided p of a ratio of 1"
-TOGETHER = {  # columns that share a line of the table
-    ("ci_low_us", "ci_high_us"): "95 % confidence interval of the median time",
-    (
-        "min_us",
-        "p5_us",
-        "q1_us",
-        "q3_us",
-        "p95_us",
-        "max_us",
-    ): "shortest sample, percentiles 5, 25, 75 and 95, longest sample",
-    ("samples_us", "set_aside_samples_us"): "every sample that counts, and every sample that was set aside, in order",
-    ("speedup_ci_low", "speedup_ci_high", "speedup_p"): _RATIO,
-    ("best_speedup_ci_low", "best_speedup_ci_high", "best_speedup_p"): _RATIO,
-    ("twin_speedup_ci_low", "twin_speedup_ci_high", "twin_speedup_p"): _RATIO,
-    ("again_ci_low_us", "again_ci_high_us"): "95 % confidence interval of that time",
-    ("active_experts", "dead_experts"): "experts with and without a token",
-    (
-        "copy_gb_per_s",
-        "read_gb_per_s",
-        "write_gb_per_s",
-    ): "bandwidth of a copy (bytes read plus written), of reading alone, of writing alone",
-    ("started_at", "ended_at"): "start and end of the cell, UTC",
-    ("host", "device", "gpu_name", "gpu_uuid", "driver"): "machine, cpu or cuda, GPU, version of the NVIDIA driver",
-    ("sm_clock_mhz", "memory_clock_mhz"): "clocks of multiprocessors and memory at the end of the cell",
-    (
-        "python_version",
-        "torch_version",
-        "cuda_version",
-        "triton_version",
-        "cutlass_dsl_version",
-    ): "versions of Python, torch, the CUDA of torch, Triton, nvidia-cutlass-dsl",
-}
+FIRST = (  # columns that a reader looks at first; `moe-routing-bench columns` lists all
+    *("status", "reason", "median_us", "ci_low_us", "converged", "suspect", "suspect_reason", "cold", "turns"),
+    *("speedup", "best_speedup", "best_other", "verdict", "noise_floor", "anomaly", "gb_per_s", "share_of_stream"),
+    *("share_of_roofline", "over_dense", "workspace_bytes", "rel_l2_error", "tolerance", "code_fingerprint"),
+)
 
 
 def columns() -> str:
-    """The columns of a row: what each holds, and its unit; those of `TOGETHER` share a line, and axes are described with the configs."""
-    assert {name for names in TOGETHER for name in names} <= set(COLUMNS)
-    lines = []
-    for name in COLUMNS:
-        names, meaning = next(
-            ((names, meaning) for names, meaning in TOGETHER.items() if name in names), ((name,), about()[name].meaning)
-        )
-        if name == names[0] and name not in AXES:
-            shown = ", ".join(f"`{one}`" for one in names)
-            lines.append({"column": shown, "unit": about()[name].unit, "contents": meaning})
-    return table(lines).replace("|ln ratio|", r"\|ln ratio\|")
+    """The columns of `FIRST`: what each holds, and its unit."""
+    return table(
+        [{"column": f"`{name}`", "unit": about()[name].unit, "contents": about()[name].meaning} for name in FIRST]
+    ).replace("|ln ratio|", r"\|ln ratio\|")
 
 
 def kernel_steps() -> str:

@@ -45,7 +45,7 @@ def test_how_many_cards_measured_a_run() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "docs/columns.md",
+        "src/moe_routing_bench/store/columns.yaml",
         "src/moe_routing_bench/figures/captions.yaml",
         "src/moe_routing_bench/report/templates/compare.js",
     ],

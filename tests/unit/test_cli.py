@@ -82,9 +82,17 @@ def test_list_names_everything_and_why_it_is_missing(call):
         assert text in out
 
 
+def test_columns_are_listed_with_their_units_and_can_be_searched(call):
+    code, out, _ = call("columns")
+    assert code == 0 and set(records.COLUMNS) <= {line.split()[0] for line in out.splitlines()}
+    _, out, _ = call("columns", "INTERVAL")
+    assert "ci_low_us   " in out and " µs " in out and "converged" in out and "gpu_name" not in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["columns", "no such text"], "TEXT: got 'no such text'; allowed: a text in the name"),
         (["measure", "gat"], "did you mean 'gate'?"),
         (["measure", "gate", "--implementations", "troch"], "did you mean 'torch'?"),
         (["measure", "gate", "--top-k", "9"], "1 to experts=8"),

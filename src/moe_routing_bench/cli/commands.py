@@ -40,6 +40,7 @@ SECTIONS = {
         "figure": "report.figure",
         "manifest": "published.manifest",
         "published": "published.published",
+        "columns": "columns.columns",
         "site": "published.site",
         "compare": "compare.compare",
         "history": "compare.history",
