@@ -32,14 +32,6 @@ def ratio(where: str, edge: str) -> str:
     return f"{getattr(leads(where), edge)():.2f}"
 
 
-def gpt_oss(alone: bool) -> str:
-    """The lead at gpt-oss in the one cell in which torch is the only rival, or in the one in which it is not."""
-    rows = measured("prefill").query(_GPT_OSS)
-    cells = [cell for _, cell in rows.groupby("cell") if (set(rivals(cell).index) == {BASELINE}) == alone]
-    (cell,) = cells
-    return f"{_over(cell, rivals(cell).min()):.2f}"
-
-
 def servers(phase: str, edge: str) -> str:
     """How many times as long as what `auto` runs the faster of the kernels that serve models takes, in cells with even loads: the least, or the largest."""
     cells = [cell for _, cell in even(measured(phase)).groupby("cell")]
@@ -144,8 +136,8 @@ def dequantising(where: str, edge: str) -> str:
 COMPUTED: Mapping[str, Callable[[], str]] = {
     "lead-far-least": partial(ratio, _OURS_BY_FAR, "min"),
     "lead-far-most": partial(ratio, _OURS_BY_FAR, "max"),
-    "lead-torch": partial(gpt_oss, True),
-    "lead-gpt-oss": partial(gpt_oss, False),
+    "lead-gpt-oss-least": partial(ratio, _GPT_OSS, "min"),
+    "lead-gpt-oss-most": partial(ratio, _GPT_OSS, "max"),
     "lead-servers-least": partial(servers, "prefill", "min"),
     "lead-servers-most": partial(servers, "prefill", "max"),
     **{f"lead-decode-{tokens}": partial(served, tokens) for tokens in (1, 8, 64)},

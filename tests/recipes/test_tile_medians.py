@@ -172,16 +172,20 @@ def test_operators_with_limits_are_beside_those_without() -> None:
 
 @pytest.mark.parametrize(
     ("name", "printed"),
-    [("qwen3-30b-a3b", "{} kernels in 18.2 s, {} more"), ("mixtral-8x7b", "Mixtral: {} in 17.8 s, {} more")],
+    [
+        ("qwen3-30b-a3b", r"(\d+) kernels in 18.2 s, (\d+) more"),
+        ("mixtral-8x7b", r"Mixtral: (\d+) in 17.8 s, (\d+) more"),
+    ],
 )
 def test_so_many_kernels_are_prepared(name: str, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test counts what would be compiled: times were measured by hand, on a machine of 16 cores."""
+    """Times were measured by hand, on a machine of 16 cores. They hold as long as nearly as many kernels are compiled: a layer that is measured anew may choose another."""
     pytest.importorskip("cutlass")
     from moe_routing_kernels.cute import ahead
 
     monkeypatch.setattr(ahead, "compile_all", lambda kernels, _workers: len(kernels))
     sizes = {field: getattr(PRESETS[name], field) for field in ("hidden", "intermediate", "experts", "top_k")}
     forward, both = (ops.prepare(**sizes, arch="sm_90a", training=training) for training in (False, True))
-    assert printed.format(forward, both - forward) in SECTION
+    measured = re.search(printed, SECTION)
+    assert measured and [int(count) for count in measured.groups()] == pytest.approx([forward, both - forward], abs=2)
     if name == "qwen3-30b-a3b":
-        assert f"{forward} kernels in 18 s on 16 cores" in (ROOT / "docs/operators.md").read_text()
+        assert f"{measured[1]} kernels in 18 s on 16 cores" in (ROOT / "docs/operators.md").read_text()
