@@ -60,19 +60,19 @@ def kernels() -> str:
 
 
 def cells() -> str:
-    """A line per model and format of published rows: for `SHOWN` tokens the time of each package's latest version, of the same kernel here, and of `ops.layer`."""
+    """A line per model and format of published rows of one GPU: for `SHOWN` tokens the time of each package's latest version, of the same kernel here, and of `ops.layer`."""
     lines: dict[tuple[str, str], dict[str, list[str]]] = {}
     for _, rows, matched in sources():
         here = matched.set_index([*published_rows.CELL, "package", "version"]).sort_index() if len(matched) else matched
         comparable = published_rows.comparable(rows)
-        for key, cell in comparable[comparable["tokens"].isin(SHOWN)].groupby(published_rows.CELL, sort=True):
+        whole = comparable[comparable["tensor_parallel"] == 1]
+        for key, cell in whole[whole["tokens"].isin(SHOWN)].groupby(published_rows.CELL, sort=True):
             first, found = cell.iloc[0], {}
             for package, name in NAMES.items():
                 found |= _package(cell[cell["package"] == package], name, here, key)
             ours = here.loc[key, "ours_us"].iloc[0] if len(here) and key in here.index else float("nan")
             found["`ops.layer`, warm"] = digits(ours)
-            rank = f", one of {ranks} ranks" if (ranks := first["tensor_parallel"]) > 1 else ""
-            line = lines.setdefault((f"{first['model']}{rank}", f"`{first['weights']}`"), {})
+            line = lines.setdefault((first["model"], f"`{first['weights']}`"), {})
             for name, time in found.items():
                 line.setdefault(name, ["–"] * len(SHOWN))[SHOWN.index(first["tokens"])] = time
     shown = {name for line in lines.values() for name, times in line.items() if set(times) != {"–"}}

@@ -223,7 +223,7 @@ def backward() -> str:
 
 
 def profiled() -> str:
-    """What Nsight Compute counted, one line per kernel; for pack at T=16384 with k of 1, 2 and 8."""
+    """What Nsight Compute counted, one line per kernel; for pack at T=16384 with k of 1 and 8."""
     return table(
         [
             {
@@ -240,7 +240,7 @@ def profiled() -> str:
                 "L2, of peak": f"{row.l2_percent_of_peak:.0f} %",
             }
             for row in stored("ncu.csv").itertuples()
-            if row.bench != "pack" or (row.tokens == 16384 and row.top_k != 4)
+            if row.bench != "pack" or (row.tokens == 16384 and row.top_k in (1, 8))
         ]
     )
 
@@ -505,15 +505,22 @@ def bars(lines: Sequence[BarLine]) -> str:
     merged = _merged(lines)
     others = [line for line in merged if line.verdict not in REACHED]
     reached = "".join(f"- {_in_short(line)}\n" for line in merged if line.verdict in REACHED)
-    return "\n".join(part for part in (_bar_table(others, several), reached and f"Reached:\n\n{reached}") if part)
+    return "\n".join(
+        part
+        for part in (
+            _bar_table(others, several),
+            reached and f"Reached (`moe-routing-bench targets` prints the intervals):\n\n{reached}",
+        )
+        if part
+    )
 
 
 REACHED = ("reached", "reached, and the stretch")
 
 
 def _in_short(line: BarLine) -> str:
-    """A bar that is reached, with what is measured; a bar for each cell has its worst cell."""
-    others = r"; best: .*$" if "each" in line.bar else r"; (?:worst|best): .*$"
+    """A bar that is reached, with what is measured, without intervals; a bar for each cell has its worst cell."""
+    others = r"; best: .*$| \[[^]]+\]" if "each" in line.bar else r"; (?:worst|best): .*$| \[[^]]+\]"
     cells = [] if line.cells == "1 of 1" else [f"{line.cells} cells"]
     where = [line.where] if line.where not in ("", "–") else []
     stretch = f" and stretch {_mean(line.stretch)}" if line.verdict == REACHED[1] else ""
@@ -568,7 +575,9 @@ def _open(group: Sequence[BarLine]) -> BarLine:
 _OURS = re.compile(r" ?\((?:cute|cute_quantised|cute_fp8|ops)(?:, ([^()]*))?\)")
 _CARD = re.compile(r"(GPU-[0-9a-f]{8})[0-9a-f-]*")
 _ALONE = re.compile(r" in the geometric mean; worst: .*")
-_ELSEWHERE = re.compile(r"; with the suspect cells: .*| of cells that differ in [^;]+(?=;)|; best: .*?(?=;|$)")
+_ELSEWHERE = re.compile(
+    r" \(of a stream as short: [^)]*\)|, of a stream as short: [^)]*(?=\))|; with the suspect cells: .*| of cells that differ in [^;]+(?=;)|; best: .*?(?=;|$)"
+)
 
 
 def _mean(text: str) -> str:
