@@ -10,6 +10,11 @@ from moe_routing_kernels.ops import reference
 
 LAYOUTS = ("contiguous", "transposed", "expanded", "sliced", "empty")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+# Each layout and each dtype, not all pairs: strides of a fake are computed without its dtype, and its dtype without strides.
+EACH = (
+    *((layout, torch.float32) for layout in LAYOUTS),
+    *(("contiguous", dtype) for dtype in DTYPES if dtype != torch.float32),
+)
 TOKENS, TOP_K, EXPERTS, HIDDEN, INTERMEDIATE = 5, 2, 4, 16, 24
 FORMS = {"swiglu": 2, "relu2": 1, "swiglu_oai": 2}  # activation: rows of w13 per row of w2
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch._inductor.config
 import torch._inductor.cpu_vec_isa
-from operator_cases import DTYPES, LAYOUTS, cases, check_outputs, laid
+from operator_cases import DTYPES, EACH, LAYOUTS, cases, check_outputs, laid
 from torch import Tensor
 from torch.library import opcheck
 
@@ -26,8 +26,7 @@ def test_outputs_are_contiguous_and_their_storage_is_new(layout: str, dtype: tor
         check_outputs(name, given)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "dtype"), EACH)
 def test_they_keep_the_rules_of_torch_library(layout: str, dtype: torch.dtype) -> None:
     """Schema, autograd registration, and fakes that have the shapes, dtypes and strides of real outputs."""
     pytest.importorskip("cutlass")
