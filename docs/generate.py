@@ -29,7 +29,8 @@ from moe_routing_bench.store.records import about
 from moe_routing_kernels.routers import zoo
 
 SOURCES = ROOT / "src"
-PACKAGES = (SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench")
+PACKAGES = KERNELS, _ = (SOURCES / "moe_routing_kernels", SOURCES / "moe_routing_bench")
+OPERATIONS = {*BENCHES, "shared_experts"}  # docs/glossary.md describes them
 PAGES = (
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
@@ -51,7 +52,7 @@ def summary(module: Path) -> str:
 
 
 def packages() -> str:
-    """A table for each of the two packages that are installed: a line per package directly below it."""
+    """A table for each of the two packages that are installed: a line per package directly below it, but for those of operations."""
     return "\n".join(
         table(
             [
@@ -60,6 +61,7 @@ def packages() -> str:
                     "contents": summary(path).removeprefix(f"{path.parent.name}: "),
                 }
                 for path in sorted(package.glob("*/__init__.py"))
+                if package != KERNELS or path.parent.name not in OPERATIONS
             ]
         )
         for package in PACKAGES

@@ -298,7 +298,7 @@ def others(run: str, ways: Sequence[str]) -> str:
 
 
 def all_layers() -> str:
-    """Every implementation of the layers that most were measured of, in the order of their times at most tokens."""
+    """Every implementation of the layers that most were measured of, in the order of their times at most tokens, which the last columns are of."""
     rows = stored_tables.stored(LAYERS + "measurements.parquet").query("bench == 'layer'")
     several = [cell.set_index("implementation") for _, cell in rows.groupby("cell") if len(cell) > MANY]
     assert len({cell["model"].iloc[0] for cell in several}) == 1, "each line would need its model"
@@ -308,11 +308,8 @@ def all_layers() -> str:
         line = {"implementation": f"`{name}`"}
         for cell in reversed(cells):
             row, tokens = cell.reindex([name]).iloc[0], cell["tokens"].iloc[0]
-            line |= {
-                f"T={tokens}, µs": time(cell, name),
-                f"T={tokens}, over dense GEMMs": digits(row["over_dense"]),
-                f"T={tokens}, mJ per token": energy(row["energy_mj_per_token"]),
-            }
+            line[f"T={tokens}, µs"] = time(cell, name)
+        line |= {"over dense GEMMs": digits(row["over_dense"]), "mJ per token": energy(row["energy_mj_per_token"])}
         lines.append(line)
     return explained(table(lines))
 
