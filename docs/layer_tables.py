@@ -37,6 +37,7 @@ PRODUCTION = {  # what people run to serve these models, and how a table names i
     "vllm_triton": "vLLM's Triton kernel",
     "sglang_triton": "SGLang's Triton kernel",
     "flashinfer": "FlashInfer's CuTe DSL kernel",
+    "trtllm_cutlass": "TensorRT-LLM's CUTLASS kernel",
 }
 WAYS = (
     *("torch_grouped_mm", "cute", "cute_gather", "cute_dependent", "cute_quack_gather", "triton_gather", "sonicmoe"),

@@ -1,9 +1,10 @@
-"""FlashInfer's layer: what it is given, with its function in plain torch in the package's place."""
+"""FlashInfer's layers: what they are given, with its functions in plain torch in the package's place."""
 
 import shutil
 import sys
 from contextlib import contextmanager
 from enum import Enum
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.peers import flashinfer_layer
+from moe_routing_bench.peers import flashinfer_layer, trtllm_cutlass_layer
 from moe_routing_kernels.experts.common import activate
 
 SIZES = {"tokens": 9, "hidden": 64, "intermediate": 64, "experts": 8, "top_k": 3}
@@ -42,6 +43,34 @@ def fused_moe(
     return moe_output
 
 
+def cutlass_fused_moe(
+    x, ids, weights, w1, w2, dtype, scales, *, output, workspace_buffer, activation_type, tune_max_num_tokens,
+    fc1_expert_biases=None, fc2_expert_biases=None, swiglu_alpha=None, swiglu_beta=None, swiglu_limit=None,
+) -> Tensor:  # fmt: skip
+    """`cutlass_fused_moe` in plain torch: up above gate, parameters of the activation by expert."""
+    assert len(workspace_buffer) == 7 and tune_max_num_tokens >= 8192 and dtype == x.dtype and scales == []
+    assert ids.dtype == torch.int32 and weights.dtype == torch.float32
+    output.zero_()
+    for expert in range(len(w2)):
+        token, slot = (ids == expert).nonzero(as_tuple=True)
+        h = x[token].float() @ w1[expert].float().T
+        h = h if fc1_expert_biases is None else h + fc1_expert_biases[expert].float()
+        if activation_type is Kind.Relu2:
+            h = h.relu().square()
+        else:
+            up, gate = h.chunk(2, 1)
+            alpha, beta, limit = (
+                default if given is None else float(given[expert])
+                for given, default in ((swiglu_alpha, 1.0), (swiglu_beta, 0.0), (swiglu_limit, torch.inf))
+            )
+            gate = gate.clamp(max=limit)
+            h = gate * torch.sigmoid(alpha * gate) * (up.clamp(-limit, limit) + beta)
+        y = h @ w2[expert].float().T
+        y = y if fc2_expert_biases is None else y + fc2_expert_biases[expert].float()
+        output.index_add_(0, token, (y * weights[token, slot, None]).to(x.dtype))
+    return output
+
+
 @pytest.fixture
 def tuned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """FlashInfer and what it compiles with are there; whether its tuner was on, when it was entered."""
@@ -52,11 +81,20 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         entered.append(on)
         yield
 
-    tuner = SimpleNamespace(profiling_cache={"sizes": ((128, "tiles"), None)})
+    chosen = {
+        ("trtllm::fused_moe::gemm1", "sizes"): ((0, 5), None),
+        ("CuteDslFusedMoE::run_moe_sm90::Swiglu", "sizes"): ((128, "tiles"), None),
+    }
+    tuner = SimpleNamespace(profiling_cache=chosen)
     members = {
         "flashinfer": {},
         "flashinfer.autotuner": {"AutoTuner": SimpleNamespace(get=lambda: tuner), "autotune": autotune},
-        "flashinfer.fused_moe": {"cute_dsl_fused_moe_bf16": fused_moe},
+        "flashinfer.fused_moe": {
+            "cute_dsl_fused_moe_bf16": fused_moe,
+            "cutlass_fused_moe": cutlass_fused_moe,
+            "cutlass_fused_moe_workspace_size": lambda *sizes, **formats: 7,
+        },
+        "flashinfer.jit": {"env": SimpleNamespace(get_aot_path=lambda name: Path("nowhere") / name)},
         "flashinfer.tllm_enums": {"ActivationType": Kind},
     }
     for name, known in members.items():
@@ -67,23 +105,30 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return entered
 
 
-def outcome(**axes):
+def outcome(layer: ModuleType = flashinfer_layer, **axes):
     """The check of a layer's result, or why it cannot run."""
     bench, cell = BENCHES["layer"], cell_of("layer", **SIZES).but(**({"dtype": "bf16"} | axes))
     definition = bench.definition()
-    if reason := flashinfer_layer.unsupported(definition.problem(cell)):
+    if reason := layer.unsupported(definition.problem(cell)):
         return reason
     inputs = definition.build(cell, 3, "cpu") | definition.shared(cell, 3, "cpu")
     expected, outputs = definition.reference(cell, inputs), definition.empty_outputs(cell, inputs)
     ids, weights = expected["topk_ids"].to(torch.int32), expected["topk_weights"].float()
-    given = {name: inputs[name] for name in ("x", "w13", "w2")}
-    call = flashinfer_layer.bind(
+    given = {name: inputs[name] for name in ("x", "w13", "w2", "b13", "b2") if name in inputs}
+    call = layer.bind(
         definition.problem(cell), topk_ids=ids, topk_weights=weights, combined=outputs["combined"], **given
     )
     outputs["combined"].fill_(torch.nan)
     call()
-    assert call.configuration() == "(128, 'tiles')"  # type: ignore[attr-defined]
+    (choice,) = call.configuration().split("; ")  # type: ignore[attr-defined]
+    assert choice == CHOSEN[layer]
     return bench.check("flashinfer", cell, inputs, outputs, expected)
+
+
+CHOSEN = {
+    flashinfer_layer: "CuteDslFusedMoE::run_moe_sm90::Swiglu: (128, 'tiles')",
+    trtllm_cutlass_layer: "trtllm::fused_moe::gemm1: (0, 5)",
+}
 
 
 @pytest.mark.parametrize("activation", ["swiglu", "geglu", "relu2", "swiglu_oai_unbiased", "swiglu_limit10"])
@@ -92,23 +137,32 @@ def test_what_it_is_given(activation: str, tuned: list[bool]) -> None:
     assert tuned == [True]
 
 
+@pytest.mark.parametrize("activation", ["swiglu", "relu2", "swiglu_oai", "swiglu_oai_unbiased", "swiglu_limit10"])
+def test_what_tensorrt_is_given(activation: str, tuned: list[bool]) -> None:
+    assert outcome(trtllm_cutlass_layer, activation=activation).error is None
+    assert tuned == [True]
+
+
 @pytest.mark.usefixtures("tuned")
 @pytest.mark.parametrize(
-    ("axes", "reason"),
+    ("layer", "axes", "reason"),
     [
-        ({"activation": "swiglu_oai"}, "biases"),
-        ({"capacity_factor": 1.0}, "capacity"),
-        ({"weights": "int4_g32"}, "one format"),
-        ({"intermediate": 48}, "turns of 32"),
+        (flashinfer_layer, {"activation": "swiglu_oai"}, "biases"),
+        (flashinfer_layer, {"capacity_factor": 1.0}, "capacity"),
+        (flashinfer_layer, {"weights": "int4_g32"}, "one format"),
+        (flashinfer_layer, {"intermediate": 48}, "turns of 32"),
+        (trtllm_cutlass_layer, {"activation": "geglu"}, "geglu"),
+        (trtllm_cutlass_layer, {"capacity_factor": 1.0}, "capacity"),
+        (trtllm_cutlass_layer, {"intermediate": 44}, "multiples of 8"),
     ],
 )
-def test_what_cannot_run_says_why(axes: dict, reason: str) -> None:
-    assert reason in str(outcome(**axes))
+def test_what_cannot_run_says_why(layer: ModuleType, axes: dict, reason: str) -> None:
+    assert reason in str(outcome(layer, **axes))
 
 
 @pytest.mark.usefixtures("tuned")
-def test_without_what_its_sort_is_compiled_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_what_they_are_compiled_from(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FLASHINFER_CUBIN_DIR")
     assert "FLASHINFER_CUBIN_DIR" in str(outcome())
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "nvcc" in str(outcome())
+    assert "nvcc" in str(outcome()) and "nvcc" in str(outcome(trtllm_cutlass_layer))

@@ -72,14 +72,17 @@ _BEHIND_OUR_ROUTER = [
         ("flag_gems", "flag_gems", "flag-gems", "5.0.2"),
     )
 ]
-_FLASHINFER = Implementation(
-    "flashinfer",
-    requires=("nvidia", "cutlass"),
-    layout="compact",
-    parts={"router": "cute", WHOLE: "flashinfer_layer"},
-    peer=Peer("flashinfer", "flashinfer-python", "pip install flashinfer-python==0.7.2.post1"),
-    declares=("rounded_sums",),
-)
+_FLASHINFER = [
+    Implementation(
+        name,
+        requires=("nvidia", "cutlass"),
+        layout="compact",
+        parts={"router": "cute", WHOLE: f"{name}_layer"},
+        peer=Peer("flashinfer", "flashinfer-python", "pip install flashinfer-python==0.7.2.post1"),
+        declares=("rounded_sums",),
+    )
+    for name in ("flashinfer", "trtllm_cutlass")
+]
 
 _FUSED = [  # what serving runs, by its Triton kernels and tables of tiles
     Implementation(
@@ -121,7 +124,7 @@ BENCH = Choosing(
         *_AROUND,
         *_FUSED,
         *_BEHIND_OUR_ROUTER,
-        _FLASHINFER,
+        *_FLASHINFER,
         *_TRANSFORMERS,
         Implementation(AUTO, layout="compact"),  # its parts are those of what it chooses
     ),
