@@ -127,7 +127,7 @@ GEMMS = [
     ("bf16", GroupedGemm(768, 2048, 128, "swiglu", Tile(1, 2, 24), top_k=8, signals="early")),
     ("fp16", GroupedGemm(184, 360, 5, "geglu", Tile(1, 1, 8), top_k=3)),
     ("bf16", GroupedGemm(768, 2048, 128, "swiglu", Tile(2, 2, 144), top_k=8)),
-    ("bf16", GroupedGemm(776, 360, 5, "swiglu", Tile(2, 2, 176, narrowest=168), top_k=8)),
+    ("fp16", GroupedGemm(2048, 768, 128, "", Tile(2, 2, 176, lag=2, by_warp=True), biased=True)),
     ("bf16", GroupedGemm(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True), waits="rows")),
     ("bf16", GroupedGemm(776, 360, 5, "swiglu", Tile(2, 2, 176, pingpong=True), top_k=8, signals="early")),
     ("bf16", GroupedGemm(2048, 768, 128, "", Tile(2, 2, 192, pingpong=True, narrowest=96))),
@@ -137,7 +137,9 @@ GEMMS = [
     ("bf16", GroupedGemm(184, 1032, 5, "swiglu", Tile(2, 2, 176, narrowest=168, cluster=2), top_k=8)),
     ("fp16", GroupedGemm(2048, 768, 128, "", Tile(2, 2, 176, pingpong=True, narrowest=168, cluster=2))),
     ("fp16", GroupedGemm(184, 352, 60, "swiglu_limit7.5", Tile(1, 1, 8), top_k=3)),
+    ("bf16", GroupedGemm(192, 1032, 5, "swiglu", Tile(2, 2, 176, narrowest=168, cluster=2, lag=2, by_warp=True), 8)),
     ("bf16", GroupedGemm(3072, 7168, 384, "swiglu_limit10", Tile(2, 2, 144))),
+    ("bf16", GroupedGemm(776, 360, 5, "swiglu", Tile(2, 2, 176, narrowest=168), top_k=8)),
 ]
 # dtype, gemm
 CHAINED_GEMMS = [  # that overlap with the previous kernel and with the next one
@@ -405,7 +407,7 @@ def gemm(arch: str, dtype: str, gemm: GroupedGemm) -> Facts:
         "UTMALDG": 1 if gemm.top_k else 3 if gemm.waits == "rows" else 2,
         r"LDGSTS\.E\.BYPASS\.128": math.ceil(tile.tokens / loads.ROWS) if gemm.top_k else 0,
         r"WARPGROUP\.DEPBAR": min(2, gemm.k_tiles) * variants,  # more where the instructions wait for each other
-        r"BAR\.ARV": 1 + variants if tile.pingpong else 0,
+        r"BAR\.ARV": 1 + variants if tile.pingpong else variants if tile.lag else 0,
         "PREEXIT": int(bool(gemm.signals)),
         "ACQBULK": int(bool(gemm.waits)),
     }
@@ -417,7 +419,7 @@ def gemm(arch: str, dtype: str, gemm: GroupedGemm) -> Facts:
         "counted": sass and {pattern: len(re.findall(pattern, sass)) for pattern in patterns},
         "counted_expected": sass and patterns,
         "bulk": {count: barriers.count(count) for count in barriers},  # arrivals that the barriers of a stage wait for
-        "bulk_expected": dict.fromkeys((gemm.arrivals, 4 * tile.sharing), gemm.stages),
+        "bulk_expected": dict.fromkeys((gemm.arrivals, 4 * tile.sharing * tile.cluster), gemm.stages),
     }
 
 
@@ -442,7 +444,7 @@ def quantised_gemm(arch: str, gemm: QuantisedGemm) -> Facts:
             patterns["HMUL2"] = 0  # no weight is scaled
     patterns |= {
         "UTMALDG": 2,  # halves of a stage are as wide as a swizzled box
-        r"BAR\.ARV": 1 + variants if tile.pingpong else 0,
+        r"BAR\.ARV": 1 + variants if tile.pingpong else variants if tile.lag else 0,
         "UBLKCP": gemm.tile_m_blocks * (2 if gemm.waits else 1),
         "PREEXIT": int(bool(gemm.signals)),
         "ACQBULK": int(bool(gemm.waits)),

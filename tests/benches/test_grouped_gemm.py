@@ -12,7 +12,7 @@ import torch
 from activations import EVERY, GATED
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts.common import activate
-from moe_routing_kernels.gemm.sm90 import epilogue, pipeline, schedule, training_epilogue
+from moe_routing_kernels.gemm.sm90 import epilogue, grouped_gemm, pipeline, schedule, training_epilogue
 from moe_routing_kernels.gemm.sm90 import loads as producer
 from moe_routing_kernels.gemm.sm90.tile import GROUP, TILE_K, GroupedGemm, Tile
 from moe_routing_kernels.ops.reference import activation_gradient
@@ -181,14 +181,17 @@ class Barrier:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("cluster", [1, 2])
-@pytest.mark.parametrize("pingpong", [False, True])
-def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, cluster, seed):
-    """Warps that gather, and those that multiply, in any order, each wait and arrival as in the kernel; weights come by parts."""
+@pytest.mark.parametrize(("pingpong", "lag"), [(False, 0), (True, 0), (False, 1), (False, 2)])
+def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, lag, cluster, seed):
+    """Warps that gather, and those that multiply, in any order, each wait and arrival as in the kernel; weights come by parts.
+
+    With a lag the first warpgroup is never more than one lead ahead of the second.
+    """
     rng = np.random.default_rng(seed)
     tiles = int(rng.integers(0, 6))
     tokens = int(rng.choice([144, 192]))  # together, 4 stages or 3
-    tile = Tile(2, 2, tokens, pingpong, narrowest=tokens // 2, cluster=cluster)
-    gemm = GroupedGemm(64, int(rng.integers(1, 12)) * 64, 2, "", tile, top_k=1)
+    tile = Tile(2, 2, tokens, pingpong, narrowest=tokens // 2, cluster=cluster, lag=lag)
+    gemm = GroupedGemm(64, int(rng.integers(4 if lag else 1, 12)) * 64, 2, "", tile, top_k=1)
     stages, steps = gemm.stages, gemm.k_tiles
     blocks, parts = range(cluster), 4 + cluster  # what each gathering warp brings, and each block of the weights
     full = [[Barrier(1 + parts) for _ in range(stages)] for _ in blocks]
@@ -237,8 +240,10 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, c
         for tile_number in range(first, tiles, stride):
             while pingpong and not turn[group]:
                 yield
-            if pingpong:
-                turn[group].pop()
+            while lag and group == 1 and not turn[0]:
+                yield
+            if pingpong or (lag and group == 1):
+                turn[group if pingpong else 0].pop()
             previous = None
             for k in range(steps):
                 while not full[block][index].passed(phase):
@@ -246,6 +251,9 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, c
                 reading[block][index] += 1
                 yield
                 assert [part[index] for part in held[block]] == [tile_number * steps + k] * parts
+                if group == 0 and k == lag - 1:
+                    turn[0].append(group)
+                    assert len(turn[0]) == 1
                 if previous is not None:
                     release(block, previous)
                 previous, (index, phase) = index, pipeline.advance(index, phase, stages)
@@ -314,10 +322,23 @@ def pairs(activation):
 
 
 @pytest.mark.parametrize("activation", ["swiglu_oai", ""])
-@pytest.mark.parametrize("tile", [Tile(2, 2, 24), Tile(1, 2, 24), Tile(2, 2, 24, pingpong=True), Tile(1, 1, 24)])
+@pytest.mark.parametrize(
+    "tile",
+    [
+        Tile(2, 2, 24),
+        Tile(1, 2, 24),
+        Tile(2, 2, 24, pingpong=True),
+        Tile(1, 1, 24),
+        Tile(2, 2, 16, by_warp=True),
+    ],
+)
 def test_a_bias_is_that_of_the_row_of_weights(numbers, activation, tile, monkeypatch):
-    """Row 16 w + 8 h + l / 4 of an MMA is that of a thread's half h in warp w: of 16 gated ones, 8 gates lie above their ups."""
-    gemm = GroupedGemm(200, 64, 2, activation, tile, biased=True)
+    """Row 16 w + 8 h + l / 4 of an MMA is that of a thread's half h in warp w: of 16 gated ones, 8 gates lie above their ups.
+
+    Where warps store by themselves, 64 gates do.
+    """
+    columns = 192 if tile.by_warp else 200
+    gemm = GroupedGemm(columns, 64, 2, activation, tile, biased=True)
     places = []
     for column in range(0, gemm.m_tiles * gemm.width * tile.sharing, gemm.width):
         for m_atom in range(tile.m_atoms):
@@ -326,13 +347,14 @@ def test_a_bias_is_that_of_the_row_of_weights(numbers, activation, tile, monkeyp
                 for half in range(2):
                     of_row, place = epilogue.bias_of(column, m_atom, half, gemm)
                     row = m_atom * 64 + warp * 16 + half * 8 + LANES // 4
+                    gates = 64 if gemm.blocked else 8
                     if gemm.gated:
-                        assert (of_row == column + row // 16 * 8 + row % 8).all()
-                        assert (place == of_row + (row // 8 % 2) * 200).all()
+                        assert (of_row == column + row // (2 * gates) * gates + row % gates).all()
+                        assert (place == of_row + (row // gates % 2) * columns).all()
                     else:
                         assert (of_row == column + row).all() and (place == of_row).all()
-                    places += list(place[of_row < 200][::4])
-    assert sorted(places) == list(range(400 if gemm.gated else 200)), "every bias once"
+                    places += list(place[of_row < columns][::4])
+    assert sorted(places) == list(range(2 * columns if gemm.gated else columns)), "every bias once"
 
 
 def test_accumulators_become_pairs_of_the_result(numbers):
@@ -344,6 +366,76 @@ def test_accumulators_become_pairs_of_the_result(numbers):
     for token in range(2):
         gate, up = acc[token, 0, 2, 1], acc[token, 1, 2, 1]
         assert gated[token] == pytest.approx(gate / (1 + np.exp(-gate)) * up)
+
+
+@pytest.mark.parametrize("activation", ["swiglu", ""])
+def test_a_warp_stores_its_own_columns(numbers, activation, monkeypatch):
+    """What its blocks bring to shared memory and back: each row and column once, from the accumulators that are theirs; banks as without conflicts.
+
+    `stmatrix` writes 8 numbers of a matrix's column for each of 8 addresses, and lane l has rows l / 4 of columns 2 (l % 4) and the next.
+    """
+    gemm = GroupedGemm(192, 64, 2, activation, Tile(2, 2, 32, by_warp=True))
+    monkeypatch.setattr(epilogue, "activate", lambda gate, up, _: gate if up is None else (gate, up))
+    atoms = 1 if gemm.gated else 2
+    written = {}
+    for warp, m_atom, sixteen in itertools.product(range(4), range(atoms), range(2)):
+        acc = np.array(  # rows of weights and tokens, by thread
+            [
+                [[[[(64 * atom + 16 * warp + 8 * half + lane // 4, 8 * n + 2 * (lane % 4) + token) for atom in range(2)]
+                   for n in range(4)] for half in range(2)] for token in range(2)]
+                for lane in range(32)
+            ]
+        )  # fmt: skip
+        buffer = {}
+        for q in range(4):
+            for lane in range(32):
+                found = [
+                    pair
+                    for n in range(2)
+                    for pair in epilogue.activated(Tuples(acc[lane]), gemm)(m_atom, 2 * sixteen + n)
+                ][q]
+                for value, token in zip(found, range(2), strict=True):
+                    address = epilogue.place_of(*first_of_matrix(8 * q + 2 * (lane % 4) + token)) + lane // 4
+                    buffer[address] = value
+        assert sorted(buffer) == list(range(epilogue.WARP_BUFFER)), "each place once"
+        for lane in range(32):
+            at = epilogue.place_of(lane // 2, lane % 2)
+            row, column = sixteen * 16 + lane // 2, 16 * warp + lane % 2 * 8 + 64 * m_atom
+            written |= {(row, column + i): buffer[at + i] for i in range(8)}
+    assert len(written) == 32 * 64 * atoms
+    for (row, column), value in written.items():
+        assert value == (((column, row), (64 + column, row)) if gemm.gated else (column, row))
+    for first in range(0, 32, 8):  # 8 lanes, 16 bytes each
+        assert len({epilogue.place_of(*first_of_matrix(lane)) // 8 % 8 for lane in range(first, first + 8)}) == 8
+        assert len({epilogue.place_of(lane // 2, lane % 2) // 8 % 8 for lane in range(first, first + 8)}) == 8
+
+
+class Tuples:
+    """Accumulators that are pairs (row of weights, token)."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __getitem__(self, place):
+        return tuple(map(int, self.values[place]))
+
+
+def first_of_matrix(lane):
+    """The token and the half of the columns whose place lane 8 q + i gives: of the i-th address of the q-th matrix."""
+    return lane // 16 * 8 + lane % 8, lane // 8 % 2
+
+
+@pytest.mark.parametrize(("by_warp", "run"), [(False, 8), (True, 64)])
+def test_gates_and_ups_take_turns_as_the_tensor_map_sees_them(monkeypatch, by_warp, run):
+    """Rows of w13, 192 gates and 192 ups, in the order of a tile's rows: 8 gates and their 8 ups, or 64 and 64."""
+    gemm = GroupedGemm(192, 64, 2, "swiglu", Tile(2, 2, 16, by_warp=by_warp))
+    monkeypatch.setattr(grouped_gemm, "cute", SimpleNamespace(make_layout=lambda shape, stride: (shape, stride)))
+    ((least, two, more), *others), (strides, *_) = grouped_gemm.weight_layout(gemm)
+    assert others == [64, 2] and (least, two, more) == (run, 2, 192 // run)
+    rows = [
+        i * strides[0] + j * strides[1] + n * strides[2] for n in range(more) for j in range(2) for i in range(least)
+    ]
+    assert rows == [64 * (row // (2 * run) * run + row % run + row // run % 2 * 192) for row in range(384)]
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,11 @@ def reference(rows: Tensor, offsets: Tensor, weights: Tensor, activation: str) -
         (Tile(2, 2, 144, narrowest=72, cluster=2), "relu2", False),
         (Tile(2, 2, 176, pingpong=True, narrowest=88, cluster=2), "swiglu", False),
         (Tile(1, 2, 24, narrowest=8, cluster=2), "geglu", True),
+        (Tile(2, 2, 160, narrowest=80, cluster=2, lag=2), "swiglu", True),
+        (Tile(2, 2, 176, narrowest=88, cluster=2, lag=2, by_warp=True), "swiglu", True),
+        (Tile(2, 2, 176, narrowest=88, cluster=2, lag=1, by_warp=True), "", False),
+        (Tile(2, 2, 160, lag=2, by_warp=True), "relu2", False),
+        (Tile(2, 2, 144, narrowest=72, by_warp=True), "geglu", True),
     ],
 )
 def test_given_tiles(tile, activation, gathered, experts, top_k, tokens, favour):
@@ -65,7 +70,7 @@ def test_given_tiles(tile, activation, gathered, experts, top_k, tokens, favour)
     if current_arch() != "sm_90a":
         pytest.skip("is written for sm_90a")
     torch.manual_seed(tokens)
-    inner, columns = 1032, 184
+    inner, columns = 1032, 192 if tile.by_warp and activation in ("swiglu", "geglu") else 184
     gemm = GroupedGemm(columns, inner, experts, activation, tile, top_k=top_k if gathered else 0)
     order, offsets = routing(tokens, experts, top_k, favour)
     x, rows = random_rows(tokens, inner), len(order)

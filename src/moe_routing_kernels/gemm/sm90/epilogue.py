@@ -1,10 +1,11 @@
 """Both ends of a tile: accumulators begin with their biases; in the end they are activated, rounded, transposed and stored.
 
 Accumulators lie as (weight row, token) and results as (token, column). A warpgroup transposes 8 x 8 blocks with `stmatrix` into its buffer,
-some tokens at a time, and then writes 16 bytes per thread.
+some tokens at a time, and then writes 16 bytes per thread. With `Tile.by_warp` no warp waits for another: each transposes and writes its own 16
+columns, 32 bytes of a row at a time.
 
-Invariant: a warpgroup's buffer is written and read by its own threads alone, between barriers of that warpgroup, and never by TMA:
-no proxy fence is needed.
+Invariant: a warpgroup's buffer is written and read by its own threads alone, between barriers of that warpgroup (or that of a warp by its own lanes), and
+never by TMA: no proxy fence is needed.
 """
 
 import math
@@ -17,7 +18,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import warp
 
 from moe_routing_kernels.activations import activation_of
-from moe_routing_kernels.gemm.sm90.tile import VECTOR, WARPGROUP, GroupedGemm
+from moe_routing_kernels.gemm.sm90.tile import MMA_M, VECTOR, WARP_BUFFER, WARPGROUP, GroupedGemm
 
 LOG2_E = math.log2(math.e)
 # `pairs(m_atom, n)`: a thread's pairs of neighbouring tokens in the 8 x 8 blocks of the result that its warp has of an MMA and the n-th 8 tokens.
@@ -53,6 +54,9 @@ def bias_of(column: Any, m_atom: int, half: int, gemm: GroupedGemm) -> tuple[Any
 
     `column` is the warpgroup's first.
     """
+    if gemm.blocked:
+        column = column + cute.arch.warp_idx() % 4 * 16 + half * 8 + cute.arch.lane_idx() // 4
+        return column, column + m_atom * gemm.columns  # an MMA of gates, and one of their ups
     of_warp = cute.arch.warp_idx() % 4 * (8 if gemm.gated else 16) + cute.arch.lane_idx() // 4
     column = column + m_atom * (gemm.width // gemm.tile.m_atoms) + of_warp
     if gemm.gated:
@@ -78,9 +82,18 @@ def init_accumulator(
 
 
 def activated(acc: cute.Tensor, gemm: GroupedGemm) -> Pairs:
-    """The pairs of activated accumulators (2 tokens, 2 rows 8 apart, tokens / 8, m_atoms), whose two rows are a gate and its up, if gated."""
+    """The pairs of activated accumulators (2 tokens, 2 rows 8 apart, tokens / 8, m_atoms), whose two rows are a gate and its up, if gated.
+
+    Where a warp stores by itself, the two MMAs are: a thread then has two rows of the result, as without a gate.
+    """
 
     def pairs(m_atom: int, n: int) -> list[tuple[Any, Any]]:
+        if gemm.blocked:
+            gates, ups = ([[acc[token, half, n, part] for token in range(2)] for half in range(2)] for part in range(2))
+            return [
+                tuple(activate(gates[half][token], ups[half][token], gemm.activation) for token in range(2))
+                for half in range(2)
+            ]
         rows = [[acc[token, half, n, m_atom] for token in range(2)] for half in range(2)]
         if gemm.gated:
             return [tuple(activate(rows[0][token], rows[1][token], gemm.activation) for token in range(2))]
@@ -158,3 +171,58 @@ def store(
         at = token + n * (WARPGROUP // lanes)
         if (at < gemm.epi_tokens) & (row + at < end) & (column + part < gemm.columns):
             cute.autovec_copy(values[None, n], vector_at(out, row + at, column + part + shift, pitch))
+
+
+def place_of(token: Any, half: Any) -> Any:
+    """Where in a warp's buffer 8 of a token's 16 columns lie: no two of 8 tokens share banks, nor do 4 whole ones."""
+    return token * 16 + (half ^ (token // 4 % 2)) * VECTOR
+
+
+@cute.jit
+def store_by_warp(
+    pairs: cutlass.Constexpr,
+    buffer: cute.Tensor,
+    out: cute.Tensor,
+    blocks: cutlass.Constexpr,
+    row: Int32,
+    end: Int32,
+    column: Int32,
+    gemm: cutlass.Constexpr,
+):
+    """By a warp: round `blocks` of a tile, pairs (m_atom, sixteen tokens), and store them in rows `row` to `end` of out (R, columns).
+
+    `column` is the warpgroup's first. The next block is activated while this one comes back from shared memory.
+    """
+    lane, warp_of_group = cute.arch.lane_idx(), cute.arch.warp_idx() % 4
+    of_warp = buffer.iterator + cute.assume(warp_of_group * WARP_BUFFER, divby=VECTOR)
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=True, num_matrices=4), buffer.element_type)
+    to = place_of(lane // 16 * 8 + lane % 8, lane // 8 % 2)  # lanes 8 q to 8 q + 7 give the addresses of the q-th 8 x 8
+    target = of_warp + cute.assume(to, divby=VECTOR)
+    back = cute.assume(place_of(lane // 2, lane % 2), divby=VECTOR)
+    source = cute.make_tensor(of_warp + back, cute.make_layout(VECTOR))
+    first = column + (warp_of_group * 16 + lane % 2 * VECTOR)
+    rounded = [cute.make_rmem_tensor((8,), buffer.element_type) for _ in range(2)]  # in turns
+    round_block(pairs, blocks[0], rounded[0])
+    for n in cutlass.range_constexpr(len(blocks)):
+        cute.arch.sync_warp()
+        cute.copy(atom, rounded[n % 2], cute.make_tensor(target, rounded[n % 2].layout))
+        cute.arch.sync_warp()
+        values = cute.make_rmem_tensor((VECTOR,), buffer.element_type)
+        cute.autovec_copy(source, values)
+        if cutlass.const_expr(n + 1 < len(blocks)):
+            round_block(pairs, blocks[n + 1], rounded[(n + 1) % 2])
+        m_atom, sixteen = blocks[n]
+        at, of_row = row + (sixteen * 16 + lane // 2), first + m_atom * MMA_M
+        if (at < end) & (of_row < gemm.columns):
+            cute.autovec_copy(values, vector_at(out, at, of_row, gemm.columns))
+
+
+@cute.jit
+def round_block(pairs: cutlass.Constexpr, block: cutlass.Constexpr, rounded: cute.Tensor):
+    """Activate and round 16 tokens by 16 columns of a warp."""
+    m_atom, sixteen = block
+    values = cute.make_rmem_tensor((8,), Float32)
+    found = [pair for n in range(2) for pair in pairs(m_atom, 2 * sixteen + n)]
+    for i in cutlass.range_constexpr(8):
+        values[i] = found[i // 2][i % 2]
+    rounded.store(values.load().to(rounded.element_type))

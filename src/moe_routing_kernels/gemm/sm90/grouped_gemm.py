@@ -204,7 +204,7 @@ class GroupedGemmKernel:
 
     def allocate_buffers(self, allocator: Any, dtype: Any) -> Any:
         """The epilogue's buffers, (elements, warpgroups)."""
-        elements = self.gemm.epi_tokens * self.gemm.epi_pitch * self.gemm.epi_buffers
+        elements = self.gemm.epi_elements(self.gemm.epi_tokens)
         return allocator.allocate_tensor(
             dtype, cute.make_layout((elements, self.gemm.tile.warpgroups)), byte_alignment=128
         )
@@ -262,7 +262,9 @@ class GroupedGemmKernel:
         """By a consumer warpgroup: the epilogue of a tile, whose place is (row, end, column)."""
         gemm, buffer = cutlass.const_expr(self.gemm), self.buffer(shared, consumer)
         row, end, column = place
-        for subtile in cutlass.range_constexpr(gemm.tile.tokens // gemm.epi_tokens):
+        if cutlass.const_expr(gemm.tile.by_warp):
+            self.store_by_warp(acc, buffer, results.out, place)
+        for subtile in cutlass.range_constexpr(0 if gemm.tile.by_warp else gemm.tile.tokens // gemm.epi_tokens):
             first = row + subtile * gemm.epi_tokens
             if first < end:
                 # All threads have read the subtile before.
@@ -270,6 +272,18 @@ class GroupedGemmKernel:
                 epilogue.transpose(epilogue.activated(acc, gemm), buffer, 0, subtile, gemm)
                 cute.arch.barrier(barrier_id=EPILOGUE + consumer, number_of_threads=WARPGROUP)
                 epilogue.store(buffer, 0, results.out, 0, gemm.columns, first, end, column, gemm)
+
+    @cute.jit
+    def store_by_warp(self, acc: cute.Tensor, buffer: Any, out: cute.Tensor, place: tuple):
+        """By each warp of a consumer warpgroup: the epilogue of a tile, 64 tokens at a time."""
+        gemm = cutlass.const_expr(self.gemm)
+        row, end, column = place
+        m_atoms = cutlass.const_expr(1 if gemm.blocked else gemm.tile.m_atoms)
+        for first in cutlass.range_constexpr(0, gemm.tile.tokens // 16, 4):
+            sixteens = cutlass.const_expr(range(first, min(first + 4, gemm.tile.tokens // 16)))
+            blocks = cutlass.const_expr([(m_atom, sixteen) for sixteen in sixteens for m_atom in range(m_atoms)])
+            if row + 16 * first < end:
+                epilogue.store_by_warp(epilogue.activated(acc, gemm), buffer, out, blocks, row, end, column, gemm)
 
     def buffer(self, shared: Any, consumer: Any) -> Any:
         """The epilogue's buffer of a consumer warpgroup."""
@@ -283,8 +297,11 @@ def k_major_stages(rows: int, tile_k: int, stages: int, dtype: Any) -> Any:
 
 
 def weight_layout(gemm: GroupedGemm) -> Any:
-    """The layout of weights (E, N, inner) as the tensor map sees it, (N, inner, E): gates and ups 8 and 8 in turns."""
+    """The layout of weights (E, N, inner) as the tensor map sees it, (N, inner, E): gates and ups 8 and 8, or 64 and 64, in turns."""
     inner, columns, experts = gemm.inner, gemm.columns, gemm.experts
+    if gemm.blocked:
+        shape = ((MMA_M, 2, columns // MMA_M), inner, experts)
+        return cute.make_layout(shape, stride=((inner, columns * inner, MMA_M * inner), 1, 2 * columns * inner))
     if gemm.gated:
         shape = ((8, 2, columns // 8), inner, experts)
         return cute.make_layout(shape, stride=((inner, columns * inner, 8 * inner), 1, 2 * columns * inner))

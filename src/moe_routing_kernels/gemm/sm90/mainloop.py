@@ -6,6 +6,8 @@ accumulate in the same registers, so one epilogue serves them.
 Invariants:
 - A stage is released after the `wgmma.wait_group` that covers its reads.
 - Ping-pong, a warpgroup waits for its turn before its first MMA and hands it on after its last.
+- With a lag, the first of two warpgroups that share a tile lets the second begin after `lag` stages: one is in its epilogue while the
+  other finishes the tile or begins the next. It cannot do so twice before the second has begun, as the ring is shorter than a tile.
 """
 
 import cutlass
@@ -30,9 +32,12 @@ def accumulator_of(acc: cute.Tensor, tokens: int, gemm: GroupedGemm) -> cute.Ten
 
 @cute.jit
 def begin_turn(consumer: Int32, gemm: cutlass.Constexpr):
-    """By a consumer warpgroup: ping-pong, wait for the tensor cores."""
+    """By a consumer warpgroup: ping-pong, wait for the tensor cores; the second of two that share a tile, for the first's lead."""
     if cutlass.const_expr(gemm.tile.pingpong):
         cute.arch.barrier(barrier_id=MAINLOOP + consumer, number_of_threads=2 * WARPGROUP)
+    if cutlass.const_expr(gemm.tile.lag):
+        if consumer == 1:
+            cute.arch.barrier(barrier_id=MAINLOOP, number_of_threads=2 * WARPGROUP)
 
 
 @cute.jit
@@ -40,6 +45,14 @@ def end_turn(consumer: Int32, gemm: cutlass.Constexpr):
     """By a consumer warpgroup: ping-pong, hand the tensor cores to the other."""
     if cutlass.const_expr(gemm.tile.pingpong):
         cute.arch.barrier_arrive(barrier_id=MAINLOOP + 1 - consumer, number_of_threads=2 * WARPGROUP)
+
+
+@cute.jit
+def lead(consumer: Int32, k: Int32, gemm: cutlass.Constexpr):
+    """By a consumer warpgroup that has issued the MMAs of stage k: the first lets the second begin once it has its lead."""
+    if cutlass.const_expr(gemm.tile.lag):
+        if (consumer == 0) & (k == gemm.tile.lag - 1):
+            cute.arch.barrier_arrive(barrier_id=MAINLOOP, number_of_threads=2 * WARPGROUP)
 
 
 @cute.jit
@@ -76,6 +89,7 @@ def mainloop(
         for n in cutlass.range_constexpr(TILE_K // 16):
             cute.gemm(mma, results, a[None, None, n, index], b[None, None, n, index], results)
         warpgroup.commit_group()
+        lead(consumer, k, gemm)
         if k > 0:
             warpgroup.wait_group(1)
             release(empty + previous, tile.cluster)

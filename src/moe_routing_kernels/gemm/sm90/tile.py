@@ -14,6 +14,7 @@ MMA_M = 64  # rows of weights that a warpgroup's MMA takes
 TILE_K = 64  # elements of K per stage: 128 bytes, the width of the swizzle
 WARPGROUP = 4 * WARP
 VECTOR = 8  # elements that a thread stores at a time: 16 bytes
+WARP_BUFFER = 16 * 16  # elements of a warp that stores by itself: 16 tokens, 16 columns
 GROUP = 8  # tiles of tokens that share weights in L2: up to 2048 tokens for one reading of them
 SHARED_BYTES = 227 << 10  # that a thread block may have on sm_90
 RESERVED = 2048  # of them, for barriers and alignment
@@ -38,6 +39,8 @@ class Tile:
     cluster: int = (
         1  # thread blocks that take neighbouring tiles of an expert, and each load a part of the weights for all
     )
+    lag: int = 0  # stages by which the second of two warpgroups that share a tile follows the first
+    by_warp: bool = False  # warps store by themselves, 16 columns each; gated: an MMA of gates and an MMA of their ups
 
     def __post_init__(self) -> None:
         """Check the kernel's assumptions."""
@@ -47,6 +50,8 @@ class Tile:
         assert self.narrowest % 8 == 0 and 0 <= self.narrowest <= self.tokens, "variants are multiples of 8 tokens"
         assert self.grain % 8 == 0 and (self.tokens - self.narrowest) % self.grain == 0, "the widest is one of them"
         assert self.cluster == 1 or (self.narrowest and GROUP % self.cluster == 0), "a cluster shares an expert's rows"
+        assert not self.lag or self.sharing == 2, "of two that share a tile, the second follows"
+        assert not self.by_warp or self.tokens % 16 == 0, "a warp stores 16 tokens at a time"
 
     @property
     def n_sizes(self) -> tuple[int, ...]:
@@ -91,11 +96,25 @@ class GroupedGemm:
         assert not (self.top_k and self.waits == "rows"), "the order of rows is written with the offsets"
         assert not (self.top_k and self.signals == "late"), "a whole warpgroup loads"
         assert self.tile.cluster == 1 or not (self.waits or self.signals), "blocks that overlap start one by one"
+        assert not self.tile.lag or self.tile.lag < self.stages <= self.k_tiles, (
+            "a lead is shorter than the ring, and that than a tile"
+        )
+        assert not (self.tile.lag or self.tile.by_warp) or type(self) is GroupedGemm, (
+            "variants have other loops and stores"
+        )
+        assert not self.blocked or (self.columns % MMA_M == 0 and self.tile.m_atoms == 2), (
+            "whole MMAs of gates and of ups"
+        )
 
     @property
     def gated(self) -> bool:
         """Whether the rows of weights are gates and ups."""
         return bool(self.activation) and activation_of(self.activation).gated
+
+    @property
+    def blocked(self) -> bool:
+        """Whether MMAs of 64 gates and of their 64 ups take turns among the rows of weights, rather than 8 gates and 8 ups."""
+        return self.gated and self.tile.by_warp
 
     @property
     def transposed(self) -> bool:
@@ -144,6 +163,10 @@ class GroupedGemm:
         """Results that the epilogue holds of each token at a time."""
         return 1
 
+    def epi_elements(self, tokens: int) -> int:
+        """Elements of a warpgroup's buffer for `tokens` tokens at a time."""
+        return 4 * WARP_BUFFER if self.tile.by_warp else tokens * self.epi_pitch * self.epi_buffers
+
     @property
     def stage_bytes(self) -> int:
         """Bytes of a stage: weights, then token rows."""
@@ -161,7 +184,7 @@ class GroupedGemm:
 
     def stages_for(self, tokens: int) -> int:
         """Stages that fit with buffers for `tokens` tokens."""
-        buffers = tokens * self.epi_pitch * 2 * self.tile.warpgroups * self.epi_buffers
+        buffers = 2 * self.epi_elements(tokens) * self.tile.warpgroups
         tables = 2 * 4 * (self.experts + 1)
         return min(MOST_STAGES, (self.room - buffers - tables) // self.stage_bytes)
 
