@@ -1,13 +1,15 @@
 """All operators together, drawn: sizes, layouts, dtypes, rules, capacities, activations and special values, against `dense` in float64.
 
-Three ways to the same layer: `ops.layer`, `ops.fused_experts` behind the gate, and route, experts and combine. 600 cases, other ones in each
-run, or as many as OPERATOR_CASES says, with --timeout 0: 50,000 take twenty minutes.
+Three ways to the same layer: `ops.layer`, `ops.fused_experts` behind the gate, and route, experts and combine. 2,000 cases, other ones in each
+run, 600 of them in the fast lane; or as many as OPERATOR_CASES says, with --timeout 0: 50,000 take twenty minutes.
 """
 
 import os
+from functools import partial
 from typing import Any, NamedTuple
 
 import dense
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,7 +22,8 @@ from moe_routing_kernels.gate.rules import FUSED
 from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)
-CASES = int(os.environ.get("OPERATOR_CASES", "600"))
+CASES = int(os.environ.get("OPERATOR_CASES", "2000"))
+FEW = 600
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("contiguous", "transposed", "expanded", "sliced")
 ACTIVATIONS = (*EVERY, "swiglu_limit0.5")
@@ -267,7 +270,17 @@ def check(case: Case) -> None:
         )
 
 
-@settings(max_examples=CASES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+drawn = partial(settings, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+@drawn(max_examples=FEW)
+@given(case=cases())
+def test_a_layer_is_that_of_its_definition(case: Case) -> None:
+    check(case)
+
+
+@pytest.mark.slow
+@drawn(max_examples=max(1, CASES - FEW))
 @given(case=cases())
 def test_any_layer_is_that_of_its_definition(case: Case) -> None:
     check(case)
