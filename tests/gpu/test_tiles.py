@@ -63,6 +63,7 @@ def reference(rows: Tensor, offsets: Tensor, weights: Tensor, activation: str) -
         (Tile(2, 2, 176, narrowest=88, cluster=2, lag=1, by_warp=True), "", False),
         (Tile(2, 2, 160, lag=2, by_warp=True), "relu2", False),
         (Tile(2, 2, 144, narrowest=72, by_warp=True), "geglu", True),
+        (Tile(2, 2, 176, pingpong=True, narrowest=88, cluster=2, by_warp=True), "swiglu", False),
     ],
 )
 def test_given_tiles(tile, activation, gathered, experts, top_k, tokens, favour):

@@ -191,7 +191,7 @@ def store_by_warp(
 ):
     """By a warp: round `blocks` of a tile, pairs (m_atom, sixteen tokens), and store them in rows `row` to `end` of out (R, columns).
 
-    `column` is the warpgroup's first. The next block is activated while this one comes back from shared memory.
+    `column` is the warpgroup's first. A block is stored once the next one is on its way through shared memory, so that none waits for it.
     """
     lane, warp_of_group = cute.arch.lane_idx(), cute.arch.warp_idx() % 4
     of_warp = buffer.iterator + cute.assume(warp_of_group * WARP_BUFFER, divby=VECTOR)
@@ -201,20 +201,23 @@ def store_by_warp(
     back = cute.assume(place_of(lane // 2, lane % 2), divby=VECTOR)
     source = cute.make_tensor(of_warp + back, cute.make_layout(VECTOR))
     first = column + (warp_of_group * 16 + lane % 2 * VECTOR)
-    rounded = [cute.make_rmem_tensor((8,), buffer.element_type) for _ in range(2)]  # in turns
+    rounded, values = (
+        [cute.make_rmem_tensor((8,), buffer.element_type) for _ in range(2)] for _ in range(2)
+    )  # in turns
     round_block(pairs, blocks[0], rounded[0])
-    for n in cutlass.range_constexpr(len(blocks)):
-        cute.arch.sync_warp()
-        cute.copy(atom, rounded[n % 2], cute.make_tensor(target, rounded[n % 2].layout))
-        cute.arch.sync_warp()
-        values = cute.make_rmem_tensor((VECTOR,), buffer.element_type)
-        cute.autovec_copy(source, values)
+    for n in cutlass.range_constexpr(len(blocks) + 1):
+        if cutlass.const_expr(n < len(blocks)):
+            cute.arch.sync_warp()
+            cute.copy(atom, rounded[n % 2], cute.make_tensor(target, rounded[n % 2].layout))
+            cute.arch.sync_warp()
+            cute.autovec_copy(source, values[n % 2])
         if cutlass.const_expr(n + 1 < len(blocks)):
             round_block(pairs, blocks[n + 1], rounded[(n + 1) % 2])
-        m_atom, sixteen = blocks[n]
-        at, of_row = row + (sixteen * 16 + lane // 2), first + m_atom * MMA_M
-        if (at < end) & (of_row < gemm.columns):
-            cute.autovec_copy(values, vector_at(out, at, of_row, gemm.columns))
+        if cutlass.const_expr(n > 0):
+            m_atom, sixteen = blocks[n - 1]
+            at, of_row = row + (sixteen * 16 + lane // 2), first + m_atom * MMA_M
+            if (at < end) & (of_row < gemm.columns):
+                cute.autovec_copy(values[(n - 1) % 2], vector_at(out, at, of_row, gemm.columns))
 
 
 @cute.jit
