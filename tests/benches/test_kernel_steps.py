@@ -1,14 +1,16 @@
 """The steps of docs/kernels: each compiles for Hopper without a GPU, and the page shows the times that are stored."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+import forks
+
 pytest.importorskip("cutlass")
-STEPS = Path(__file__).parents[2] / "docs/kernels"
+ROOT = Path(__file__).parents[2]
+STEPS = ROOT / "docs/kernels"
 FILES = sorted(STEPS.glob("step_*.py"))
 
 
@@ -16,7 +18,8 @@ FILES = sorted(STEPS.glob("step_*.py"))
 @pytest.mark.parametrize("step", FILES, ids=lambda path: path.stem)
 def test_a_step_runs(step: Path) -> None:
     """With a GPU it checks its result, else it compiles."""
-    done = subprocess.run([sys.executable, str(step)], capture_output=True, text=True, timeout=200)
+    python, environment = forks.programs() / forks.PYTHON, forks.environment(ROOT / "src")
+    done = subprocess.run([python, str(step)], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     number = step.stem.split("_")[1]
     lines = done.stdout.splitlines()

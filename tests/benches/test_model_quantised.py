@@ -68,9 +68,12 @@ def test_quantised_experts_are_inputs_of_their_own_and_no_parameters() -> None:
     assert set(inputs) <= {*BENCH.reads} and set(inputs) - {"ids"} <= {*BENCH.shared}
 
 
-@pytest.mark.parametrize("axes", [{}, {"phase": "decode", "tokens": 3}, {"dtype": "fp16"}], ids=str)
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("form", HERE)
+AXES = ({}, {"phase": "decode", "tokens": 3}, {"dtype": "fp16"})
+# Each form with each format, and with each of the axes.
+CASES = [(form, weights, AXES[(i + j) % 3]) for i, form in enumerate(HERE) for j, weights in enumerate(WEIGHTS)]
+
+
+@pytest.mark.parametrize(("form", "weights", "axes"), CASES, ids=str)
 def test_every_form_is_right(form: str, weights: str, axes: dict) -> None:
     """Also on other values in the same memory, in a second call; inputs are as they were."""
     cell, inputs, expected = case(weights=weights, **axes)

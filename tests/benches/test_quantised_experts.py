@@ -152,8 +152,9 @@ def test_a_rounded_inner_operand_is_declared_and_widens_the_tolerance(bench):
 
 
 @pytest.mark.usefixtures("no_ceilings")
-@pytest.mark.parametrize("weights", ["int4z_g32", "e5m2_block128", "mxfp4"])
-@pytest.mark.parametrize("bench", ["experts", "layer"])
+@pytest.mark.parametrize(
+    ("bench", "weights"), [("experts", "int4z_g32"), ("layer", "e5m2_block128"), ("layer", "mxfp4")]
+)
 def test_measured_as_a_row(bench, weights):
     """In a worker of its own, with elements, scales and zero points among what may not be written."""
     names = (*IN_TORCH, "torch_loop", "scaled_grouped_mm")

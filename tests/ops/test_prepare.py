@@ -310,6 +310,7 @@ def test_an_interrupt_ends_the_processes(folder: Path) -> None:
     assert not list(folder.glob(".*.tmp"))
 
 
+@pytest.mark.slow
 def test_a_kernel_that_fails_is_named(folder: Path) -> None:
     with cache.noting() as noted:
         cute_combine.precompile(COMBINE, "sm_90a")

@@ -41,6 +41,7 @@ def test_an_installed_package_is_listed_checked_and_measured(site, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_layer_has_the_kernel_as_a_part(site, tmp_path):
     asked = ("measure", "layer", *SIZES, "--intermediate", "32", "--implementations", "torch_grouped_mm,own_layer")
     rows = json.loads(bench(tmp_path, *asked, "--json", path=site).stdout)

@@ -368,6 +368,7 @@ def test_report_lists_adapters_by_loss() -> None:
     assert trained_rules.adaptations(table.iloc[:0]) == []
 
 
+@pytest.mark.slow
 def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -> None:
     """Raw loss in both panels; equal rows give equal files; it says when there is nothing to draw."""
     table = many_rows()

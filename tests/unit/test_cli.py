@@ -239,7 +239,9 @@ def test_measure_prints_all_columns_for_programs(call, monkeypatch, form):
         assert second["reason"] == "needs a GPU, and more" and second["median_us"] == ""
 
 
-@pytest.mark.parametrize(("option", "threads"), [([], 1), (["--cpu-threads", "2"], 2)])
+@pytest.mark.parametrize(
+    ("option", "threads"), [pytest.param([], 1, marks=pytest.mark.slow), (["--cpu-threads", "2"], 2)]
+)
 def test_measure_computes_with_as_many_threads_as_the_workflow(option, threads):
     """One, whatever torch would take by itself and Snakemake gives to its jobs; it is said, and stored in the rows."""
     quick = ["--implementations", "torch", "--tokens", "8", "--max-seconds", "0.01", "--min-blocks", "3", "--json"]
@@ -278,7 +280,7 @@ def test_a_signal_ends_a_measurement_without_a_traceback_or_a_process(number):
     assert workers and not any(map(runs, workers))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_a_signal_at_the_fork_of_a_worker_is_not_swallowed(number):
     """Which is what Python does with one that comes in what it runs around a fork."""
     script = f"""
@@ -477,6 +479,7 @@ def test_an_unknown_option_keeps_its_own_message_and_nothing_imports_torch():
     assert done.returncode == 2 and "No such option" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_choices_prints_the_regret_and_writes_the_table(call):
     """Of all stored runs that are not of a CPU, or of those that are named."""
     Path("results").symlink_to(ROOT / "results")

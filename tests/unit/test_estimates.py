@@ -43,6 +43,7 @@ def stored_cells():
             yield Job(Cell(bench, key, tuple(values.items())), names, Settings()), rows["measure_seconds"].max()
 
 
+@pytest.mark.slow
 def test_the_estimate_is_near_what_stored_cells_took_on_a_gpu(monkeypatch) -> None:
     """For 19 in 20 within the factor that is said; the others compiled kernels first, which takes as long as it takes."""
     monkeypatch.setattr(platforms, "missing", lambda *_: None)

@@ -64,6 +64,7 @@ def test_two_tables_compare(csv):
     assert found.rows["ratio_ci_low"].isna().all()
 
 
+@pytest.mark.slow
 def test_the_report_command_takes_a_file(csv, tmp_path):
     """Figures, data and page below a folder, with each row; nothing of it is a measurement of ours."""
     out = tmp_path / "report"

@@ -47,6 +47,7 @@ def test_every_row_over_the_runs_that_timed_it():
         history({"old": old.assign(tokens=old["tokens"] + 1)}, now)
 
 
+@pytest.mark.slow
 def test_the_page(tmp_path, monkeypatch):
     """What changed first, in columns of runs, with a picture where there are two; nothing sticks out on a phone."""
     monkeypatch.chdir(tmp_path)

@@ -119,15 +119,15 @@ def test_equals_are_told_apart_in_at_most_5_percent(placed):
     """As on an H200, where the place of buffers alone moves a time by up to 1 %; intervals by themselves see a difference in a
     third or more of such pairs."""
     told, same, alone = 0, 0, 0
-    for seed in range(5):
+    for seed in range(3):
         table = run(np.random.default_rng(seed), 66, placed=placed)
         wrong, judged = verdicts.false_verdicts(table)
         assert judged == 66 and wrong <= 0.05 * 66
         found = verdicts.judged(table)["verdict"].value_counts()
         told, same = told + found.get("faster", 0) + found.get("slower", 0), same + found["same"]
         alone += ((table["twin_speedup_ci_low"] > 1) | (table["twin_speedup_ci_high"] < 1)).sum()
-    assert told <= 0.05 * 330 and same > 0.8 * 330
-    assert placed < 0.004 or alone > 0.3 * 330
+    assert told <= 0.05 * 198 and same > 0.8 * 198
+    assert placed < 0.004 or alone > 0.3 * 198
 
 
 def test_a_planted_slowdown_of_2_percent_is_found():

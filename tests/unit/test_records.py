@@ -260,6 +260,7 @@ def test_each_schema_has_one_version_in_one_place():
     assert pa.schema(list(records.COLUMNS.items())) == records.SCHEMA
 
 
+@pytest.mark.slow
 @STORED
 def test_clean_rows_are_of_the_commit_that_they_name(path, tmp_path):
     """The fingerprint of each bench is that of the sources at the commit, computed by that commit's own code."""

@@ -182,6 +182,7 @@ def test_candidates_need_nobody_elses_package() -> None:
     assert {one.name for one in ranked("layer")} <= ours
 
 
+@pytest.mark.slow
 def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:
     """The same bytes; after new rows: moe-routing-bench choices --force --out src/moe_routing_kernels/choices/regret.json"""
     monkeypatch.chdir(ROOT)

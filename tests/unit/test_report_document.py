@@ -30,6 +30,7 @@ def strict(text):
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
+@pytest.mark.slow
 def test_the_page_is_rendered_from_the_data_alone(written, tmp_path):
     """By another process with nothing but the file; a second run gives equal files."""
     out, data = written

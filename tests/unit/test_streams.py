@@ -23,8 +23,10 @@ def with_all_streams(arguments: str) -> subprocess.CompletedProcess[str]:
     return shell(f"{COMMAND} {arguments}", Path("/tmp"))
 
 
-@pytest.mark.parametrize("arguments", ["--version", "-h", "list --platform cpu", "measure -h"])
-@pytest.mark.parametrize("where", [">/dev/full", ">&-"], ids=["full", "closed"])
+@pytest.mark.parametrize(
+    ("arguments", "where"),
+    [("--version", ">/dev/full"), ("--version", ">&-"), ("-h", ">/dev/full"), ("list --platform cpu", ">&-")],
+)
 def test_results_that_nothing_takes_are_a_line_and_status_2(arguments: str, where: str, tmp_path: Path) -> None:
     ended = shell(f"{COMMAND} {arguments} {where}", tmp_path)
     assert ended.returncode == 2
@@ -39,7 +41,7 @@ def test_no_stream_at_all_is_status_2(where: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "2>&- <&-"], ids=["full", "closed", "closed with stdin"])
-@pytest.mark.parametrize(("arguments", "status"), [("--version", 0), ("measure nothing", 2), ("--nothing", 2)])
+@pytest.mark.parametrize(("arguments", "status"), [("--version", 0), ("--nothing", 2)])
 def test_messages_that_nothing_takes_change_nothing(arguments: str, status: int, where: str, tmp_path: Path) -> None:
     """They do not go to stdout either, which Python has for what is printed to a stream that is closed."""
     heard, unheard = with_all_streams(arguments), shell(f"{COMMAND} {arguments} {where}", tmp_path)

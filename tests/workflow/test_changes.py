@@ -46,6 +46,7 @@ def test_first_run_measures_the_copy_and_makes_the_report(first_run: tuple[Proje
     assert jobs == {"measure": ALL, **AFTER}
     table = pq.read_table(done.folder / "results/cpu/measurements.parquet")
     assert table.num_rows == ALL and set(table["status"].to_pylist()) == {"ok"}
+    assert set(table["cpu_threads"].to_pylist()) == {1}, "whatever torch would take by itself"
     assert (done.folder / "reports/cpu/index.html").stat().st_size > 10_000
     where = done.run("python", "-c", "import moe_routing_bench; print(moe_routing_bench.__file__)").stdout
     assert where.startswith(str(done.folder))
