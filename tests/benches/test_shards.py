@@ -133,6 +133,7 @@ def test_other_draws_have_as_many_rows_of_the_rank(skew):
     assert len(rows) == len(loads) == 1
 
 
+@pytest.mark.usefixtures("no_ceilings")
 @pytest.mark.parametrize(
     ("bench", "implementations", "axes"),
     [

@@ -18,7 +18,7 @@ QUICK = Settings(check_seeds=2, warmup_ms=1, interval_us=200, min_blocks=10, max
 
 
 @pytest.fixture
-def packs(add_packs):
+def packs(add_packs, no_ceilings):
     """Packs that are honest for as long as nobody enters them twice."""
     module = types.ModuleType("entered_packs")
     bound = set()
