@@ -46,17 +46,25 @@ def share() -> str:
 
 
 def kernels() -> str:
-    """A line per published kernel and format: the implementation here, and what differs or is lacking."""
-    lines = []
+    """A line per implementation here and difference: the published kernels with their formats, and their rows."""
+    lines: dict[tuple[str, str], list[tuple[str, int]]] = {}
     for source, rows, _ in sources():
         counts = published_rows.comparable(rows).groupby(["kernel", "weights"], sort=True).size()
         for (name, weights), count in counts.items():
             kernel = source.kernel(name, weights)
             here = f"`{kernel.implementation}`" if kernel.implementation else "–"
-            differs = kernel.differs or kernel.lacks
-            line = {"published kernel": f"`{name}`", "weights": f"`{weights}`", "rows": str(count)}
-            lines.append(line | {"implementation here": here, "difference": differs})
-    return table(lines)
+            lines.setdefault((here, kernel.differs or kernel.lacks), []).append((f"`{name}` ({weights})", count))
+    return table(
+        [
+            {
+                "implementation here": here,
+                "published kernels": ", ".join(name for name, _ in found),
+                "rows": str(sum(count for _, count in found)),
+                "difference": differs,
+            }
+            for (here, differs), found in lines.items()
+        ]
+    )
 
 
 def cells() -> str:

@@ -208,8 +208,8 @@ ZOO: Mapping[str, TrainableRule] = MappingProxyType({rule.name: rule for rule in
 def table() -> str:
     """The rules as the Markdown table of docs/routers.md."""
     lines = [
-        "| rule | what it decides | causal | learns | losses | sum of weights | source |",
-        "|---|---|---|---|---|---|---|",
+        "| rule | what it decides | causal | losses | sum of weights | source |",
+        "|---|---|---|---|---|---|",
     ]
     for rule in ZOO.values():
         least, most = ("" if bound == _INF else f"{bound:g}" for bound in rule.sums)
@@ -217,7 +217,6 @@ def table() -> str:
             f"`{rule.name}`",
             rule.formula,
             "yes" if rule.causal else "in evaluation" if rule.causal_in_evaluation else "**no**",
-            "yes" if rule.learns else "no",
             ", ".join(f"{name} {coefficient:g}" for name, coefficient in rule.losses.items()) or "none",
             least if least == most else f"{least} to {most}" if most else f"{least} or more",
             rule.source,
