@@ -1,4 +1,4 @@
-"""Confidence intervals of times and of ratios of times, from the medians of blocks of samples. Pure numpy and scipy.
+"""Confidence intervals of times and of ratios of times, from the medians of blocks of samples. Pure numpy.
 
 Blocks are not independent, in two ways, and each has its interval:
 
@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
+
+from moe_routing_bench import student
 
 CONFIDENCE = 0.95
 LEAST_BLOCKS = 3  # fewer have no interval: nothing is known of their spread
@@ -26,11 +27,6 @@ _LEAST_FREEDOM = 1.0
 _LOSS = 1.75  # of freedom by correlation, which is known badly: chosen by simulation
 
 Ratio = tuple[float, float | None, float | None, float | None]
-
-
-def _quantile(freedom: float) -> float:
-    """That of Student's t for both ends: `scipy.stats` has the same number after a hundred times as long."""
-    return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 class _Estimate(NamedTuple):
@@ -44,7 +40,7 @@ class _Estimate(NamedTuple):
     @property
     def half(self) -> float:
         """Half the width of the 95 % interval about the centre."""
-        return _quantile(self.freedom) * self.error
+        return student.half_width(self.freedom, CONFIDENCE) * self.error
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -55,11 +51,7 @@ class _Estimate(NamedTuple):
     @property
     def p(self) -> float:
         """Two-sided p of the location's being 0; without an error it is certain."""
-        return (
-            float(2 * special.stdtr(self.freedom, -abs(self.centre) / self.error))
-            if self.error
-            else float(self.centre == 0)
-        )
+        return student.two_sided(self.centre / self.error, self.freedom) if self.error else float(self.centre == 0)
 
     @property
     def ratio(self) -> Ratio:

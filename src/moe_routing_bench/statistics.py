@@ -1,11 +1,10 @@
-"""Summaries of samples taken in blocks, of loads and of values per seed. Pure numpy and scipy. `intervals` has those of times."""
+"""Summaries of samples taken in blocks, of loads and of values per seed. Pure numpy. `intervals` has those of times."""
 
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special
 
-from moe_routing_bench import intervals
+from moe_routing_bench import intervals, student
 
 
 def summarize(blocks: Sequence[Sequence[float]], turns: Sequence[int] | None = None) -> dict[str, object]:
@@ -55,7 +54,7 @@ def mean_half_width(values: np.ndarray) -> float:
     if len(values) < 2:
         return float("nan")
     error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return float(special.stdtrit(len(values) - 1, (1 + intervals.CONFIDENCE) / 2)) * error
+    return student.half_width(len(values) - 1, intervals.CONFIDENCE) * error
 
 
 def holm(values: Sequence[float]) -> list[float]:

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from scipy import special
 
-from moe_routing_bench import intervals
+from moe_routing_bench import intervals, student
 from moe_routing_bench import statistics as summaries
 from moe_routing_bench.benches import checks
 from moe_routing_bench.measure import host_timer, memory, originals, sampling, timers, verify
@@ -33,7 +32,7 @@ PLACES = [
     (statistics, "median"),
     (sampling, "median"),
     (summaries, "summarize"),
-    (special, "stdtrit"),
+    (student, "half_width"),
     (intervals, "paired_ratio"),
     (random.Random, "sample"),
     (builtins, "sorted"),

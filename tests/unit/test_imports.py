@@ -41,8 +41,9 @@ HOUSES = {
     },
     "moe_routing_bench": {
         "ceilings": "",
-        "intervals": "",
-        "statistics": "intervals",
+        "student": "",
+        "intervals": "student",
+        "statistics": "intervals student",
         "quantities": "",
         "streams": "",
         "packages": "",
@@ -66,7 +67,7 @@ HOUSES = {
     },
 }
 # Parts of the instrument that need nothing of the kernels.
-WITHOUT_KERNELS = {"ceilings", "intervals", "quantities", "statistics", "streams"}
+WITHOUT_KERNELS = {"ceilings", "intervals", "quantities", "statistics", "streams", "student"}
 MAY_IMPORT_TORCH = {
     "formats",
     "target",

@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import special
 
 from moe_routing_bench.measure.candidate import Failure, Ruined
 
@@ -29,13 +28,13 @@ _HARNESS = (
     "moe_routing_bench.measure",
     "moe_routing_bench.statistics",
     "moe_routing_bench.intervals",
+    "moe_routing_bench.student",
     "moe_routing_bench.benches.checks",
 )
 # Where the harness finds what it calls of others. What is new in a class or in an object shadows what its base has.
 _PLACES: tuple[Any, ...] = (
     builtins, math, os, random, secrets, statistics, sys, threading, time, np, torch, torch.cuda, torch.Tensor,
     torch.cuda.Event, torch.cuda.CUDAGraph, torch.cuda.Stream, torch.Generator, random.Random, secrets.SystemRandom,
-    special,
 )  # fmt: skip
 _WHOLE = ("numpy.lib._function_base_impl", "numpy._core.fromnumeric", "numpy._core._methods")  # behind numpy's names
 # What comparing tensors comes to in the dispatcher, where an extension may register a kernel of its own.
@@ -51,7 +50,7 @@ _SPECIAL = {
 }
 _WRAPPED = {"manual_seed", "seed"}  # by torch's compiler, once it is loaded
 _MISSING = object()
-Known = tuple[list[tuple[dict[str, Any] | Any, str, str, Any]], list[tuple[FunctionType, tuple[Any, ...]]], list[str]]
+Known = tuple[list[tuple[Any, str, Any]], list[tuple[FunctionType, tuple[Any, ...]]], list[str]]
 
 
 def _modules() -> list[ModuleType]:
@@ -102,19 +101,19 @@ def originals() -> Known:
     kept = []
     for place in (*modules, *classes):
         kept += [
-            (place, _called(place), name, value)
+            (place, name, value)
             for name, value in list(vars(place).items())
             if callable(value) or isinstance(value, property)
         ]
-        kept += [(place, _called(place), name, _MISSING) for name in built_in - vars(place).keys()]
+        kept += [(place, name, _MISSING) for name in built_in - vars(place).keys()]
     for place in _PLACES:
         has = vars(place)
-        kept += [(place, _called(place), name, has[name]) for name in asked & has.keys() if callable(has[name])]
+        kept += [(place, name, has[name]) for name in asked & has.keys() if callable(has[name])]
         if not isinstance(place, ModuleType):
-            kept += [(place, _called(place), name, _MISSING) for name in asked - has.keys() if hasattr(place, name)]
+            kept += [(place, name, _MISSING) for name in asked - has.keys() if hasattr(place, name)]
     functions = {
         id(value): value
-        for place, _, _, value in kept
+        for _, _, value in kept
         for value in [getattr(value, "__func__", value)]
         if isinstance(value, FunctionType)
     }
@@ -138,10 +137,10 @@ def genuine(known: Known) -> None:
     """
     kept, functions, registered = known
     replaced = []
-    for place, where, name, original in kept:
+    for place, name, original in kept:
         if vars(place).get(name, _MISSING) is original:
             continue
-        replaced.append(f"{where}.{name}")
+        replaced.append(f"{_called(place)}.{name}")
         if original is _MISSING:
             delattr(place, name)
         else:

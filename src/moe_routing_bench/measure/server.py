@@ -26,7 +26,7 @@ IDLE_SECONDS = 120
 FIRST_BYTE_SECONDS = 1.0  # for which a caller may leave open what it asks for
 PROGRAM = b" "  # how the request of a program begins
 # Arrow imports pandas when it makes the first array, if there is one.
-OF_CELLS = ("torch", "numpy", "scipy.special", "pandas", "pyarrow.parquet", "nvtx", "filelock", "pynvml")
+OF_CELLS = ("torch", "numpy", "pandas", "pyarrow.parquet", "nvtx", "filelock", "pynvml")
 OF_PROGRAMS = ("scipy.stats", "seaborn", "annotated_types", "pydantic.main", "rich.progress", "typer", "yaml")
 # Triton imports gluon for its first kernel, QuACK's kernels torch._dynamo.
 _OF_GPU = ("triton", "cutlass", "triton.experimental.gluon", "torch._dynamo")

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from moe_routing_bench import parquet_sizes
@@ -42,6 +41,8 @@ def _written_out(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def _bytes_of_texts(array: pa.Array) -> int:
     """What the texts of an array take where each stands for itself; 0 for other values."""
     if isinstance(array, pa.DictionaryArray):
+        import pyarrow.compute as pc  # takes a twentieth of a second
+
         lengths = pc.call_function("binary_length", [array.dictionary])
         return pc.call_function("sum", [lengths.take(array.indices)]).as_py() or 0
     if isinstance(array, pa.StructArray):
