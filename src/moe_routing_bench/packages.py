@@ -1,6 +1,9 @@
 """What a measurement runs: this package and that of the kernels, whose files decide what is measured again."""
 
-from collections.abc import Iterable
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from moe_routing_kernels import closure as files
@@ -8,6 +11,7 @@ from moe_routing_kernels import closure as files
 PACKAGE = Path(__file__).parent
 KERNELS = files.PACKAGE
 PACKAGES = (PACKAGE, KERNELS)
+_RECENT_NS = 1_000_000_000  # a file that was changed so shortly before may change again without another time
 COMMIT = "MOE_ROUTING_BENCH_COMMIT"  # environment variable: the commit of a tree that was copied without its history
 
 
@@ -19,3 +23,26 @@ def closure(modules: Iterable[str]) -> list[Path]:
 def fingerprint(paths: Iterable[Path]) -> str:
     """The first 16 hex digits of SHA-256 of the content of files and of their names in these packages: a row's `code_fingerprint`."""
     return files.fingerprint(paths, *PACKAGES)[:16]
+
+
+def state() -> str | None:
+    """Which files of Python both packages have, and when each was changed, in hex: what depends on their content alone is the same while this is.
+
+    None where one was changed within the last second.
+    """
+    states, began = [], time.time_ns()
+    for entry in (entry for package in PACKAGES for entry in _sources(str(package))):
+        stat = entry.stat()
+        if max(stat.st_mtime_ns, stat.st_ctime_ns) > began - _RECENT_NS:
+            return None
+        states.append((entry.path, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino))
+    return hashlib.sha256(repr(sorted(states)).encode()).hexdigest()
+
+
+def _sources(folder: str) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                yield entry
+            elif entry.name != "__pycache__" and entry.is_dir():
+                yield from _sources(entry.path)

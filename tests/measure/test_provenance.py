@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from moe_routing_bench.measure import gpus, provenance
+from moe_routing_bench import packages
+from moe_routing_bench.benches.bench import Bench
+from moe_routing_bench.measure import completion, gpus, provenance, server
 from moe_routing_bench.store import platforms
 
 STATE = {
@@ -153,15 +155,7 @@ def test_the_processor_s_own_name(text, name, monkeypatch) -> None:
 SHA = "0123456789abcdef" * 2 + "01234567"
 
 
-@pytest.fixture
-def git_state():
-    """Not what was found before, nor for those that come after."""
-    provenance.git_state.cache_clear()
-    yield provenance.git_state
-    provenance.git_state.cache_clear()
-
-
-def test_the_commit_of_a_checkout(tmp_path, monkeypatch, git_state) -> None:
+def test_the_commit_of_a_checkout(tmp_path, monkeypatch) -> None:
     """Dirty where what it measures with differs, also in a new file; not where results do."""
     package = tmp_path / "src"
     package.mkdir()
@@ -178,13 +172,14 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch, git_state) -> None:
     git("init", "-q"), git("add", "."), git("commit", "-qm", "a")
     monkeypatch.setattr(provenance, "PACKAGE", package)
     monkeypatch.setenv(provenance.COMMIT, SHA)
+    clean = {"git_sha": git("rev-parse", "HEAD").strip(), "git_dirty": False}
+    assert provenance.git_state(lambda: pytest.fail("nothing differs")) == clean
     (tmp_path / "results").write_text("rows")
     (package / "other.py").write_text("b")
-    assert git_state((package / "a.py",)) == {"git_sha": git("rev-parse", "HEAD").strip(), "git_dirty": False}
-    assert git_state((package / "a.py", package / "other.py"))["git_dirty"] is True
+    assert provenance.git_state(lambda: [package / "a.py"]) == clean
+    assert provenance.git_state(lambda: [package / "a.py", package / "other.py"])["git_dirty"] is True
     (package / "a.py").write_text("c")
-    git_state.cache_clear()
-    assert git_state((package / "a.py",))["git_dirty"] is True
+    assert provenance.git_state(lambda: [package / "a.py"])["git_dirty"] is True
 
 
 @pytest.mark.parametrize(
@@ -197,12 +192,12 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch, git_state) -> None:
         (None, {}),
     ],
 )
-def test_outside_a_checkout_the_commit_is_what_was_said(said, found, tmp_path, monkeypatch, git_state) -> None:
+def test_outside_a_checkout_the_commit_is_what_was_said(said, found, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(provenance, "PACKAGE", tmp_path)
     monkeypatch.delenv(provenance.COMMIT, raising=False)
     if said is not None:
         monkeypatch.setenv(provenance.COMMIT, said)
-    assert git_state(()) == found
+    assert provenance.git_state(list) == found
 
 
 REFUSAL = "fatal: detected dubious ownership in repository at '/a'"
@@ -214,16 +209,14 @@ REFUSAL = "fatal: detected dubious ownership in repository at '/a'"
     [
         (f'#!/bin/sh\necho "{REFUSAL}\nTo add an exception" >&2\nexit 128\n', REFUSAL, "--add safe.directory"),
         (
-            f"#!/bin/sh\n[ $3 = status ] || {{ echo {SHA}; exit; }}\necho bad index >&2\nexit 128\n",
+            f"#!/bin/sh\necho '# branch.oid {SHA}'\necho bad index >&2\nexit 128\n",
             "bad index",
             provenance.COMMIT,
         ),
         (None, "'git'", provenance.COMMIT),
     ],
 )
-def test_a_checkout_without_a_commit_is_said_once(
-    git, reason, remedy, tmp_path, monkeypatch, capsys, git_state
-) -> None:
+def test_a_checkout_without_a_commit_is_said_once(git, reason, remedy, tmp_path, monkeypatch, capsys) -> None:
     """Of another user, with a broken index, and on a machine without git."""
     (tmp_path / "bin").mkdir()
     (tmp_path / ".git").mkdir()
@@ -234,14 +227,14 @@ def test_a_checkout_without_a_commit_is_said_once(
     monkeypatch.setattr(provenance, "PACKAGE", tmp_path / "src")
     monkeypatch.delenv(provenance.COMMIT, raising=False)
     (tmp_path / "src").mkdir()
-    assert git_state(()) == git_state((tmp_path / "a.py",)) == {}
+    assert provenance.git_state(list) == provenance.git_state(lambda: [tmp_path / "a.py"]) == {}
     out, error = capsys.readouterr()
     assert not out and error.count("\n") == 1 and error.startswith("warning: ")
     assert reason in error and remedy in error and len(error) <= 501
 
 
 @pytest.mark.parametrize("error", [OSError("no git"), subprocess.TimeoutExpired("git", 10)])
-def test_without_git_there_is_no_commit(error, monkeypatch, git_state) -> None:
+def test_without_git_there_is_no_commit(error, monkeypatch) -> None:
     """It is given ten seconds."""
 
     def run(words, *, timeout, **_):
@@ -250,7 +243,7 @@ def test_without_git_there_is_no_commit(error, monkeypatch, git_state) -> None:
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setenv(provenance.COMMIT, SHA)
-    assert git_state(()) == {"git_sha": SHA, "git_dirty": False}
+    assert provenance.git_state(list) == {"git_sha": SHA, "git_dirty": False}
 
 
 @pytest.mark.parametrize(
@@ -289,3 +282,29 @@ def test_a_reserved_gpu_is_the_only_one_in_sight(alone, before, tmp_path, monkey
     with pytest.raises(RuntimeError, match="the job failed"):
         job()
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
+
+
+def test_a_fingerprint_is_kept_while_no_file_changes(tmp_path, monkeypatch) -> None:
+    """A server's next cell parses no file, unless one of the packages has changed, or is so new that it may change again unseen."""
+    source, memory = tmp_path / "a.py", server.Memory()
+    (tmp_path / "__pycache__").mkdir()
+    monkeypatch.setattr(packages, "PACKAGES", (tmp_path,))
+    monkeypatch.setattr(provenance, "git_state", lambda files: {})
+    made = iter(["first", "second", "third"])
+    monkeypatch.setattr(Bench, "code_fingerprint", lambda _: next(made))
+
+    def fingerprint() -> str:
+        completion.code.cache_clear()
+        return completion.code("gate", memory)["code_fingerprint"]
+
+    source.write_text("a")
+    assert packages.state() is None
+    monkeypatch.setattr(packages, "_RECENT_NS", -(10**18))
+    assert fingerprint() == fingerprint() == "first"
+    memory.learn()  # as the server does
+    assert fingerprint() == "first"
+    source.write_text("ab")
+    assert fingerprint() == fingerprint() == "second"
+    (tmp_path / "new.py").touch()
+    assert fingerprint() == "third"
+    completion.code.cache_clear()

@@ -46,9 +46,7 @@ def wheel(monkeypatch, tmp_path):
     monkeypatch.setattr(provenance, "PACKAGE", package)
     for name in ("GIT_CEILING_DIRECTORIES", provenance.COMMIT):
         monkeypatch.setenv(name, "")  # so that it is restored
-    provenance.git_state.cache_clear()
-    yield package / "project"
-    provenance.git_state.cache_clear()
+    return package / "project"
 
 
 @pytest.mark.parametrize("there", [False, True], ids=["new", "empty"])
@@ -105,12 +103,11 @@ def test_presets_of_the_working_directory_come_first(monkeypatch, tmp_path):
     ],
 )
 def test_an_installed_package_says_its_own_commit_and_no_other(wheel, recorded, said):
-    assert provenance.git_state(()) != said, "the commit of the user's repository"
-    provenance.git_state.cache_clear()
+    assert provenance.git_state(list) != said, "the commit of the user's repository"
     if recorded:
         (wheel / "COMMIT").write_text(recorded)
     project_files.name_commit()
-    assert provenance.git_state(()) == said
+    assert provenance.git_state(list) == said
 
 
 def test_a_checkout_is_asked_as_it_is(monkeypatch):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint, isolated
 from moe_routing_bench.ceilings import mixed_gb_per_s
@@ -19,16 +20,24 @@ DERIVED_SLACK = 1.05  # a time this much below the roofline is still believed: c
 
 
 @functools.cache
-def code(bench: str) -> dict[str, Any]:
-    """Row fields that say which code measures a bench."""
+def code(bench: str, memory: Any = None) -> dict[str, Any]:
+    """Row fields that say which code measures a bench. `memory` has its fingerprint where an earlier job has kept one of the same files."""
     from moe_routing_bench.measure import provenance
 
-    definition = find(bench)
-    return {"code_fingerprint": definition.code_fingerprint()} | provenance.git_state(tuple(definition.code_files()))
+    definition, key = find(bench), f"code of {bench}"
+    state = packages.state() if memory else None
+    known = memory.get(key) if state else None
+    if known and known[0] == state:
+        fingerprint = known[1]
+    else:
+        fingerprint = definition.code_fingerprint()
+        if state and state == packages.state():
+            memory.keep(key, [state, fingerprint])
+    return {"code_fingerprint": fingerprint} | provenance.git_state(definition.code_files)
 
 
 def complete(
-    job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime, ended: datetime
+    job: Job, platform: str, name: str, outcome: dict[str, Any], started: datetime, ended: datetime, memory: Any = None
 ) -> dict[str, Any]:
     """A whole row: identity, outcome, what follows from both, provenance. `incorrect` where its numbers contradict each other."""
     from moe_routing_bench.measure import provenance
@@ -48,7 +57,7 @@ def complete(
         "started_at": started.isoformat(timespec="milliseconds"),
         "ended_at": ended.isoformat(timespec="milliseconds"),
     }
-    row |= code(bench.name) | {"plugin_fingerprint": fingerprint(job)} | outcome
+    row |= code(bench.name, memory) | {"plugin_fingerprint": fingerprint(job)} | outcome
     row["isolated"] = bool(isolated(job, [name]))
     implementation = bench[name]
     if isinstance(implementation, Plugin):
@@ -60,7 +69,7 @@ def complete(
         # The worker, which implementations share, has no honest way to such a row. Dates are another matter: clocks are set.
         if wrong := contradiction(row | {"started_at": None}):
             failed = {"status": "incorrect", "reason": f"numbers contradict each other: {wrong}"}
-            return complete(job, platform, name, failed, started, ended)
+            return complete(job, platform, name, failed, started, ended, memory)
     return row
 
 

@@ -9,6 +9,7 @@ import shlex
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
 
@@ -26,16 +27,16 @@ def version(distribution: str) -> str | None:
         return None
 
 
-@functools.cache
-def git_state(files: tuple[Path, ...]) -> dict[str, object]:
+def git_state(files: Callable[[], Iterable[Path]]) -> dict[str, object]:
     """Commit and whether the tree differs from it; outside a checkout what `COMMIT` says, ``<sha>`` or ``<sha>-dirty``, or nothing.
 
     What `COMMIT` says need not be believed: a row's code fingerprint is that of the files that ran, and a test compares it with that of
-    the commit. Only `files`, which are what is measured with, count as a difference.
+    the commit. Only `files`, which are what is measured with, count as a difference; they are asked for where something of the packages
+    differs.
     """
     try:
-        sha = _git("rev-parse", "HEAD")
-        return {"git_sha": sha, "git_dirty": bool(_git("status", "--porcelain", "--", *map(str, files)))}
+        sha, differs = _checkout(PACKAGE.parent)
+        return {"git_sha": sha, "git_dirty": differs and _checkout(*files())[1]}
     except (OSError, subprocess.SubprocessError) as error:
         why = getattr(error, "stderr", None) or str(error)
     if named := re.fullmatch(r"([0-9a-f]{40})(-dirty)?", os.environ.get(COMMIT, "")):
@@ -43,6 +44,15 @@ def git_state(files: tuple[Path, ...]) -> dict[str, object]:
     if root := next((folder for folder in PACKAGE.parents if (folder / ".git").exists()), None):
         _warn_of_no_commit(root, why.strip().partition("\n")[0])
     return {}
+
+
+def _checkout(*paths: Path) -> tuple[str, bool]:
+    """The commit of the checkout of this package, and whether one of `paths` differs from it. Raises `OSError` and `subprocess.SubprocessError`."""
+    said = _git("status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--", *map(str, paths)).splitlines()
+    commit = next((line.split()[-1] for line in said if line.startswith("# branch.oid ")), "")
+    if not re.fullmatch("[0-9a-f]{40,64}", commit):
+        raise OSError(f"there is no commit: git says {commit!r}")
+    return commit, any(not line.startswith("#") for line in said)
 
 
 def _git(*words: str) -> str:

@@ -65,7 +65,9 @@ def measure(
                 print(f"measured again: {error}", file=sys.stderr, flush=True)
     # A clock that cannot be set, and that goes on while the machine sleeps.
     ended = started + timedelta(seconds=time.clock_gettime(time.CLOCK_BOOTTIME) - begin)
-    rows = [completion.complete(job, platform, name, outcomes[name], started, ended) for name in job.implementations]
+    rows = [
+        completion.complete(job, platform, name, outcomes[name], started, ended, memory) for name in job.implementations
+    ]
     for row in rows:
         row |= {"worker_mode": mode, "restarts": max(caller.workers - 1, 0)}
     if out is not None:
@@ -125,7 +127,7 @@ def _attempt(
             raise KeyboardInterrupt
         send.close()
         caller.workers += 1
-        completion.code(job.cell.bench)  # takes a while, which the worker does too
+        completion.code(job.cell.bench, caller.memory)  # takes a while, which the worker does too
         watch.look(at, _GIT_SECONDS)
         watch.hear()
         while not ends:

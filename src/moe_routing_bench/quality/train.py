@@ -129,7 +129,7 @@ def origin(device: str, files: list[Path]) -> dict[str, Any]:
         "python_version": python_platform.python_version(),
         "cpu_threads": torch.get_num_threads(),
         "code_fingerprint": fingerprint(files),
-        **provenance.git_state(tuple(files)),
+        **provenance.git_state(lambda: files),
         "host": versions["host"],
         "slurm_job_id": os.environ.get("SLURM_JOB_ID"),
     }
