@@ -1,7 +1,8 @@
 """Coverage of intervals, false verdicts on equals and power, by simulation: `python docs/coverage.py` writes docs/coverage.csv.
 
 Each kind of noise is simulated as the protocol sees it: twenty rounds of short turns, or forty where the interval is not narrow yet, or
-six long turns of four blocks. `stored_tables.coverage` makes the table of docs/method.md from the file.
+six long turns of four blocks; then the intervals of a run of 150 pairs as `collect` makes them. `stored_tables.coverage` makes the table of
+docs/method.md from the file.
 """
 
 import csv
@@ -13,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench.comparison import verdicts
+from moe_routing_bench.comparison import slow_noise, verdicts
 from moe_routing_bench.grid.settings import Settings
-from moe_routing_bench.intervals import half_width, paired_ratio, time_interval
+from moe_routing_bench.intervals import half_width, paired_ratio, time_interval, turn_medians
 from moe_routing_bench.measure.sampling import TURNS
 
 OUT = Path(__file__).with_name("coverage.csv")
@@ -41,6 +42,17 @@ class Noise:
     placed: float = 0.0005
     tails: float = np.inf
     long: bool = False
+    rounds: tuple[int, ...] = (ROUNDS, MOST)  # of short turns, at which it is looked whether the intervals are narrow
+
+
+def white(generator: np.random.Generator, n: int) -> np.ndarray:
+    """Independent N(0, 1) values."""
+    return generator.normal(size=n)
+
+
+def heavy(generator: np.random.Generator, n: int) -> np.ndarray:
+    """Independent values of Student's t with 2 degrees of freedom, whose variance is infinite."""
+    return generator.standard_t(2, n)
 
 
 def chained(r: float) -> Draw:
@@ -71,11 +83,11 @@ def spikes(generator: np.random.Generator, n: int) -> np.ndarray:
     return generator.normal(size=n) + 10 * np.abs(generator.normal(size=n)) * (generator.random(n) < 0.1) - 0.139
 
 
-def turned(spread: float, r: float = 0.0, tails: float = np.inf) -> Draw:
+def turned(spread: float, r: float = 0.0, level: Draw = white) -> Draw:
     """Blocks of long turns: a constant of each turn, of this spread, and N(0, 1) values within it that are correlated."""
 
     def draw(generator: np.random.Generator, turns: int) -> np.ndarray:
-        levels = generator.standard_t(tails, turns) if np.isfinite(tails) else generator.normal(size=turns)
+        levels = level(generator, turns)
         return np.concatenate([spread * level + chained(r)(generator, PER_TURN) for level in levels])
 
     return draw
@@ -90,16 +102,6 @@ def heated(generator: np.random.Generator, turns: int) -> np.ndarray:
     return np.concatenate(found)
 
 
-def white(generator: np.random.Generator, n: int) -> np.ndarray:
-    """Independent N(0, 1) values."""
-    return generator.normal(size=n)
-
-
-def heavy(generator: np.random.Generator, n: int) -> np.ndarray:
-    """Independent values of Student's t with 2 degrees of freedom, whose variance is infinite."""
-    return generator.standard_t(2, n)
-
-
 NOISES = (
     Noise("independent", white),
     Noise("correlated, r = 0.3", chained(0.3)),
@@ -112,53 +114,83 @@ NOISES = (
     Noise("heavy tails", heavy),
     Noise("spikes", spikes),
     Noise("r = 0.9 under white noise", lambda g, n: chained(0.9)(g, n) + white(g, n)),
+    Noise("r = 0.9 under white noise, 10 blocks", lambda g, n: chained(0.9)(g, n) + white(g, n), rounds=(10,)),
     Noise("heavy placement", white, placed=0.001, tails=2),
     Noise("long turns, alike", turned(0.0), scale=0.01, long=True),
     Noise("long turns that differ", turned(1.0, 0.3), scale=0.01, long=True),
-    Noise("long turns that differ, heavy tails", turned(1.0, 0.3, 2), scale=0.01, long=True),
+    Noise("long turns that differ, heavy tails", turned(1.0, 0.3, heavy), scale=0.01, long=True),
     Noise("long turns, r = 0.9 within", turned(0.0, 0.9), scale=0.01, long=True),
+    Noise("long turns, r = 0.9 between", turned(1.0, 0.0, chained(0.9)), scale=0.01, long=True),
     Noise("long turns, drift", heated, scale=0.01, long=True),
     Noise("long turns, as layers", turned(0.2, 0.2), scale=0.012, long=True),
 )
 
 
-def pair(noise: Noise, generator: np.random.Generator, slower: float = 1.0) -> dict[str, object]:
-    """A pair of implementations as the protocol would measure it: whether both intervals cover the truth, and the columns of the ratio."""
+@dataclass(frozen=True)
+class Pair:
+    """Block times of two implementations as the protocol would measure them, the true times, and the turn of each block."""
+
+    times: list[np.ndarray]
+    truths: np.ndarray
+    turns: list[int] | None
+
+    def series(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The logarithms of both times and of their ratio, of blocks or turns."""
+        logs = [*map(np.log, self.times), np.log(self.times[0] / self.times[1])]
+        first, second, both = logs if self.turns is None else [turn_medians(each, self.turns) for each in logs]
+        return first, second, both
+
+
+def pair(noise: Noise, generator: np.random.Generator, slower: float = 1.0) -> Pair:
+    """A pair of implementations, one of which takes `slower` times as long."""
     t = generator.standard_t(noise.tails, 2) if np.isfinite(noise.tails) else generator.normal(size=2)
     truths = np.exp(noise.placed * t) * 100 * np.array([1.0, slower])
     if noise.long:
         turns = [number for number in range(TURNS) for _ in range(PER_TURN)]
-        times = [truth * np.exp(noise.scale * noise.own(generator, TURNS)) for truth in truths]
-        ends = [time_interval(one, turns) for one in times]
-    else:
-        turns, whole = None, noise.scale * noise.shared(generator, MOST)
-        own = [noise.own(generator, MOST) for _ in truths]
-        for n in (ROUNDS, MOST):
-            # the truth is that of the rounds that were sampled: drifts and steps go on
-            times = [
-                truth
-                * np.exp(whole[:n] + noise.scale * (one[:n] - (one[:n].mean() if noise.own in (drift, step) else 0)))
-                for truth, one in zip(truths, own, strict=True)
-            ]
-            ends = [time_interval(one) for one in times]
-            if all(half_width(end, 100) <= Settings.target_half_width for end in ends):
-                break
-    (low, high), truth = ends[0], truths[0]
-    ratio = paired_ratio(times[0], times[1], turns)
+        return Pair([truth * np.exp(noise.scale * noise.own(generator, TURNS)) for truth in truths], truths, turns)
+    whole, times = noise.scale * noise.shared(generator, noise.rounds[-1]), []
+    own = [noise.own(generator, noise.rounds[-1]) for _ in truths]
+    for n in noise.rounds:
+        # the truth is that of the rounds that were sampled: drifts and steps go on
+        times = [
+            truth * np.exp(whole[:n] + noise.scale * (one[:n] - (one[:n].mean() if noise.own in (drift, step) else 0)))
+            for truth, one in zip(truths, own, strict=True)
+        ]
+        if all(half_width(time_interval(one), 100) <= Settings.target_half_width for one in times):
+            break
+    return Pair(times, truths, None)
+
+
+def judged(one: Pair, of_times: slow_noise.Shares | None, of_ratios: slow_noise.Shares | None) -> dict[str, object]:
+    """Whether both intervals cover the truth, and the columns of the ratio, as `recomputed.with_intervals` makes them."""
+    (first, _, both), truth = one.series(), one.truths[0]
+    (low, high), ratio = time_interval(one.times[0], one.turns), paired_ratio(*one.times, one.turns)
+    if one.turns is None and of_times:
+        low, high, _ = np.exp(slow_noise.interval(first, of_times))
+    if one.turns is None and of_ratios:
+        ends = slow_noise.interval(both, of_ratios)
+        ratio = (ratio[0], *np.exp(ends[:2]), ends[2])
+    width = half_width((low, high), 100)
     return dict(zip(("", "_ci_low", "_ci_high", "_p"), ratio, strict=True)) | {
         "covers": low <= truth <= high,
-        "ratio_covers": ratio[1] <= truths[0] / truths[1] <= ratio[2],
-        "width": half_width((low, high), 100),
+        "ratio_covers": ratio[1] <= truth / one.truths[1] <= ratio[2],
+        "width": width,
+        "converged": width <= Settings.target_half_width and not (of_times and slow_noise.hides(of_times, len(first))),
     }
 
 
 def run(noise: Noise, generator: np.random.Generator) -> pd.DataFrame:
     """The pairs of a run, judged by the noise floor of its twins."""
-    twins = [abs(np.log(pair(noise, generator)[""])) for _ in range(TWINS)]
-    found = pd.DataFrame(
-        [pair(noise, generator, slower) | {"slower": slower} for slower in SLOWER for _ in range(TWINS)]
+    twins = [pair(noise, generator) for _ in range(TWINS)]
+    pairs = [(slower, pair(noise, generator, slower)) for slower in SLOWER for _ in range(TWINS)]
+    series = [one.series() for one in (*twins, *(one for _, one in pairs))]
+    known = (
+        slow_noise.shares(dict(enumerate([s[:2] for s in series]))),
+        slow_noise.shares(dict(enumerate([s[2:] for s in series]))),
     )
-    floor = pd.Series(verdicts.floor(pd.Series(twins)), found.index)
+    found = pd.DataFrame([judged(one, *known) | {"slower": slower} for slower, one in pairs])
+    gaps = [abs(np.log(paired_ratio(*one.times, one.turns)[0])) for one in twins]
+    floor = pd.Series(verdicts.floor(pd.Series(gaps)), found.index)
     return found.assign(verdict=verdicts.of_pairs(found, "", floor))
 
 
@@ -173,6 +205,7 @@ def simulated(noise: Noise, runs: int, seed: int = SEED) -> dict[str, object]:
         "time": found["covers"].mean(),
         "ratio": found["ratio_covers"].mean(),
         "half-width": found["width"].median(),
+        "converged": found["converged"].mean(),
         "false": told[1.0],
         **{f"{slower - 1:.0%}": told[slower] for slower in SLOWER[1:]},
     }

@@ -344,6 +344,7 @@ def coverage() -> str:
     shown = {
         "time": "times",
         "ratio": "ratios",
+        "converged": "converged",
         "false": "equals told apart",
         "1%": "1 % found",
         "2%": "2 %",
@@ -359,9 +360,17 @@ def coverage() -> str:
 
 
 def equals() -> str:
-    """How far implementations that take part twice come out, and how often they are called different (docs/twins.py)."""
+    """How far implementations that take part twice come out, and how often they are called different (docs/twins.py); the noise of a ratio, and how
+    often a small difference is found (docs/power.py)."""
     runs = [pd.read_parquet(path) for path in sorted((ROOT / "results").glob("nvidia-h200*/measurements.parquet"))]
-    return table(twins.lines(twins.known(ROOT / "results/nvidia-h200", pd.concat(runs, ignore_index=True))))
+    lines = twins.lines(twins.known(ROOT / "results/nvidia-h200", pd.concat(runs, ignore_index=True)))
+    power = pd.read_csv(ROOT / "docs/power.csv").set_index("kind")
+    shown = {"noise of blocks": ("blocks", 2), "of turns": ("turns", 2), "1 % found": ("1%", 0), "2 %": ("2%", 0)}
+    for line in lines:
+        for title, (column, digits) in shown.items():
+            value = power[column].get(line["kind"], np.nan)
+            line[title] = "–" if np.isnan(value) else f"{100 * value:.{digits}f}"
+    return table(lines)
 
 
 def repeatability() -> str:

@@ -7,7 +7,8 @@ Blocks are not independent, in two ways, and each has its interval:
 - *Long turns*, several blocks in a row: a turn has a state of its own, so only turns count, however many blocks they have. A t-interval
   of the medians of turns (Ibragimov and Mueller 2010, J. Bus. Econ. Stat. 28), which holds for turns of unequal spread.
 
-`docs/coverage.py` simulates both; docs/method.md has the result. No block is deleted.
+A row shows little of a slow state under the noise of blocks: `comparison.slow_noise` knows that of all rows of a run. `docs/coverage.py`
+simulates all; docs/method.md has the result. No block is deleted.
 """
 
 import math
@@ -72,6 +73,11 @@ def turns_of(row: Mapping[Any, Any]) -> list[int] | None:
         return [int(turn) for turn in known]
     count = len(row["block_medians_us"])
     return [int(2 * i >= count) for i in range(count)]
+
+
+def turn_medians(values: np.ndarray, turns: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The median of the values (n,) of each turn."""
+    return np.array([np.median(values[np.asarray(turns) == number]) for number in np.unique(turns)])
 
 
 def interval(values: Sequence[float], turns: Sequence[int] | None = None) -> tuple[float, float] | None:
@@ -139,15 +145,10 @@ def _of_blocks(values: np.ndarray) -> _Estimate:
     The estimate of r is freed of its bias, -(1 + 3 r) / n (Kendall 1954, Biometrika 41), and clipped to 0 to 0.97. Freedom
     falls faster than the number of independent values, n (1 - r) / (1 + r).
     """
-    n = len(values)
-    trimmed = int(_TRIMMED * n)
-    ordered, kept = np.sort(values), n - 2 * trimmed
-    middle = ordered[trimmed : n - trimmed]
-    deviations = np.minimum(np.maximum(values, middle[0]), middle[-1])
-    deviations = deviations - np.add.reduce(deviations) / n
-    squares = float(deviations @ deviations)
+    n, (deviations, middle) = len(values), winsorised(values)
+    kept, squares = len(middle), float(deviations @ deviations)
     # np.median and the method mean give the same numbers, and take ten times as long for so few
-    median, centre = float(ordered[(n - 1) // 2] + ordered[n // 2]) / 2, float(np.add.reduce(middle)) / kept
+    median, centre = float(middle[(kept - 1) // 2] + middle[kept // 2]) / 2, float(np.add.reduce(middle)) / kept
     if squares == 0 or middle[0] == middle[-1]:
         return _Estimate(median, centre, 0.0, _LEAST_FREEDOM)  # any freedom: there is no error
     r = float(deviations[:-1] @ deviations[1:]) / squares
@@ -157,12 +158,21 @@ def _of_blocks(values: np.ndarray) -> _Estimate:
     return _Estimate(median, centre, error, max(kept * worth**_LOSS - 1, _LEAST_FREEDOM))
 
 
+def winsorised(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Values (n,) in their order, the outer 20 % at either end replaced by the next one inwards, less their mean; and the others, sorted."""
+    n = len(values)
+    trimmed = int(_TRIMMED * n)
+    middle = np.sort(values)[trimmed : n - trimmed]
+    deviations = np.minimum(np.maximum(values, middle[0]), middle[-1])
+    return deviations - np.add.reduce(deviations) / n, middle
+
+
 def _of_turns(values: np.ndarray, turns: np.ndarray) -> _Estimate | None:
     """Blocks in long turns: the mean of the turns' medians. The interval of few turns is no narrower than that of the blocks within them."""
     numbers = np.unique(turns)
     if len(numbers) < 2:
         return None
-    medians = np.array([np.median(values[turns == number]) for number in numbers])
+    medians = turn_medians(values, turns)
     median, count = float(np.median(values)), len(medians)
     found = _Estimate(median, float(medians.mean()), float(medians.std(ddof=1) / np.sqrt(count)), count - 1.0)
     if count > FEW_TURNS:

@@ -58,7 +58,7 @@ HOUSES = {
         "measure": "packages streams ceilings intervals statistics grid workload benches store",
         "traces": "statistics workload store",
         "quality": "packages statistics grid config store measure",
-        "comparison": "quantities intervals statistics benches config measure",
+        "comparison": "quantities intervals statistics grid benches config measure",
         "api": "grid config store measure",
         "figures": "quantities statistics grid benches config store quality comparison",
         "report": "quantities statistics grid benches config store quality comparison figures",

@@ -14,7 +14,10 @@ from moe_routing_bench import intervals
 
 DOCS = Path(__file__).parents[2] / "docs"
 KNOWN = {line["noise"]: line for line in csv.DictReader((DOCS / "coverage.csv").open())}
-HIDDEN = "r = 0.9 under white noise"  # docs/method.md says that its coverage is lower
+SHORT = {
+    "r = 0.9 under white noise, 10 blocks": 0.88,
+    "long turns, r = 0.9 between": 0.5,
+}  # covered more rarely: their rows have not converged
 
 
 @pytest.fixture
@@ -24,17 +27,19 @@ def coverage(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("coverage")
 
 
-def test_the_table_has_every_noise_and_covers_93_percent_of_all_but_one(coverage: ModuleType) -> None:
-    """Where the truth moves, as with a drift, more than 97 %: an interval cannot tell a trend from chance. Equals: 5 % at most."""
+def test_the_table_has_every_noise_and_covers_93_to_97_percent(coverage: ModuleType) -> None:
+    """Where the truth moves, as with a drift, more: an interval cannot tell a trend from chance. Rows that are too short for their noise are
+    not called converged. Equals: 5 % at most."""
     assert list(KNOWN) == [noise.name for noise in coverage.NOISES]
     for name, line in KNOWN.items():
         share = [float(line["time"]), float(line["ratio"])]
         assert float(line["false"]) <= 0.05, name
-        assert name == HIDDEN or min(share) >= 0.93, name
-        assert max(share) <= 0.98 or "drift" in name or "step" in name, name
+        assert min(share) >= SHORT.get(name, 0.93), name
+        assert name not in SHORT or float(line["converged"]) <= 0.03, name
+        assert max(share) <= 0.975 or "drift" in name or "step" in name, name
 
 
-@pytest.mark.parametrize("name", ["independent", "correlated, r = 0.9", "long turns that differ"])
+@pytest.mark.parametrize("name", ["independent", "r = 0.9 under white noise", "long turns that differ"])
 def test_simulated_again_the_table_is_the_same(coverage: ModuleType, name: str) -> None:
     """A few runs, within four standard errors of the difference."""
     (noise,) = (noise for noise in coverage.NOISES if noise.name == name)

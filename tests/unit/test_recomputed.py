@@ -1,4 +1,4 @@
-"""Intervals anew from stored blocks: those of long turns are wider, ratios and medians stay."""
+"""Intervals anew from stored blocks: those of long turns are wider, those of slow noise know of it, ratios and medians stay."""
 
 import numpy as np
 import pyarrow as pa
@@ -52,3 +52,37 @@ def test_rows_without_a_time_or_a_partner_keep_what_they_have() -> None:
     assert (aside["speedup_ci_low"], aside["speedup_p"]) == (1.0, 0.5), "which rounds they shared is not known"
     (few,) = anew(row("cute", block_medians_us=[10.0, 10.1]))
     assert few["ci_low_us"] is None
+
+
+def test_rows_of_a_run_with_slow_noise_get_wider_intervals_or_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 cells: intervals of short turns know of the slow state, and a row that is too short, or that becomes wide, has not converged; those
+    of long turns stay."""
+    generator = np.random.default_rng(0)
+
+    def times(long: bool, blocks: int) -> list[float]:
+        state = np.cumsum(generator.normal(size=blocks // 4 if long else blocks))
+        return (10 * np.exp(0.01 * (np.repeat(state, 4) if long else state))).tolist()
+
+    def rows(turns: str, blocks: int) -> list[dict[str, object]]:
+        found = []
+        for i in range(30):
+            known = {"torch": times(turns == "long", blocks), "cute": times(turns == "long", blocks)}
+            found += [
+                row(name, turns, cell_hash=str(i), bench="pack", block_medians_us=known[name], converged=True)
+                | {"median_us": float(np.median(known[name])), "ci_low_us": 9.99, "ci_high_us": 10.01}
+                | {"block_turns": [j // 4 for j in range(blocks)] if turns == "long" else None}
+                for name in known
+            ]
+        return found
+
+    whole, short, long = rows("short", 24), rows("short", 12), rows("long", 24)
+    for given in (whole, short, long):
+        found = anew(*given)
+        alone = intervals.time_interval(found[0]["block_medians_us"], intervals.turns_of(found[0]))
+        same = (found[0]["ci_low_us"], found[0]["ci_high_us"]) == pytest.approx(alone, rel=1e-9)
+        assert same == (given is long)
+        assert not any(one["converged"] for one in found)
+    few = anew(*whole[:10])
+    assert all(one["converged"] for one in few), "ten rows show nothing"
+    monkeypatch.setattr(recomputed.slow_noise, "hides", lambda known, count: False)
+    assert all(one["converged"] for one in anew(*(one | {"ci_low_us": 1.0, "ci_high_us": 99.0} for one in whole)))

@@ -39,9 +39,13 @@ def between(base: _Row, row: _Row) -> tuple[float, float | None, float | None, f
     Paired within rounds as a worker pairs them; or, where blocks of a row were set aside from unknown rounds, unpaired.
     """
     blocks, turns = (base["block_medians_us"], row["block_medians_us"]), (turns_of(base), turns_of(row))
-    if not (base["set_aside"] or row["set_aside"]) and turns[0] == turns[1] and len(blocks[0]) == len(blocks[1]):
-        return paired_ratio(*blocks, turns[0])
-    return unpaired_ratio(*blocks, turns)
+    return paired_ratio(*blocks, turns[0]) if is_paired(base, row) else unpaired_ratio(*blocks, turns)
+
+
+def is_paired(base: _Row, row: _Row) -> bool:
+    """Whether the blocks of two rows of one cell are of the same rounds."""
+    same = turns_of(base) == turns_of(row) and len(base["block_medians_us"]) == len(row["block_medians_us"])
+    return same and not (base["set_aside"] or row["set_aside"])
 
 
 def speed(base: _Row, row: _Row) -> Estimate:

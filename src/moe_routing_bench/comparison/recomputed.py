@@ -1,19 +1,23 @@
 """Intervals of rows anew from the blocks that they keep: rows of cells that older code measured get those of today. Pure functions; no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from moe_routing_bench.comparison.ratios import between
+from moe_routing_bench.comparison import slow_noise
+from moe_routing_bench.comparison.ratios import between, is_paired
 from moe_routing_bench.comparison.verdicts import replaced
-from moe_routing_bench.intervals import time_interval, turns_of
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.intervals import half_width, time_interval, turn_medians, turns_of
 
 _RATIOS = {"speedup": "baseline", "best_speedup": "best_other"}  # each over the row of that name in the same cell
 _ENDS = ("_ci_low", "_ci_high", "_p")
-_WRITTEN = ("ci_low_us", "ci_high_us", *(f"{ratio}{end}" for ratio in _RATIOS for end in _ENDS))
+_WRITTEN = ("ci_low_us", "ci_high_us", "converged", *(f"{ratio}{end}" for ratio in _RATIOS for end in _ENDS))
 _READ = (
     *(
+        "bench",
         "cell_hash",
         "gpu_uuid",
         "implementation",
@@ -34,25 +38,74 @@ _Row = Mapping[str, Any]
 def with_intervals(table: pa.Table) -> pa.Table:
     """The rows of a run with the intervals and p of their times and ratios from their block medians; medians and ratios stay.
 
+    Where the rows of a bench with turns of one kind show that neighbours are correlated, intervals know of it (`slow_noise`). A row has not
+    converged whose interval becomes wider than it was, and wider than is asked for by default, or which is too short for such noise.
+
     The ratio of twins keeps its own, because rows do not hold the blocks of a second entry; so do ratios of rows with blocks set aside,
     whose rounds are not known.
     """
     rows = table.select(list(_READ)).to_pylist()
     cells = {(row["cell_hash"], row["gpu_uuid"], row["implementation"]): row for row in rows if _timed(row)}
     columns = {name: [row[name] for row in rows] for name in _WRITTEN}
-    for i, row in enumerate(rows):
-        if not _timed(row):
-            continue
-        low, high = time_interval(row["block_medians_us"], turns_of(row)) or (None, None)
+    timed = [i for i, row in enumerate(rows) if _timed(row)]
+    series = {i: _series(rows[i]) for i in timed}
+    noise = _noise(rows, series)
+    for i in timed:
+        row, known = rows[i], noise[_kind(rows[i])]
+        slow = known and _slow(row, series[i], known)
+        low, high = slow[:2] if slow else time_interval(row["block_medians_us"], turns_of(row)) or (None, None)
         columns["ci_low_us"][i] = None if low is None else min(low, row["median_us"])
         columns["ci_high_us"][i] = None if high is None else max(high, row["median_us"])
-        for ratio, other in _RATIOS.items():
-            base = cells.get((row["cell_hash"], row["gpu_uuid"], row[other]))
-            if base is not None and row[ratio] is not None and not (row["set_aside"] or base["set_aside"]):
-                ends = _around(row[ratio], *between(base, row)[1:])
-                for end, value in zip(_ENDS, ends, strict=True):
-                    columns[f"{ratio}{end}"][i] = value
+        if known and row["converged"]:
+            wider = _wider(row, columns["ci_low_us"][i], columns["ci_high_us"][i])
+            columns["converged"][i] = not (wider or slow_noise.hides(known, len(series[i])))
+    for ratio, other in _RATIOS.items():
+        bases = {i: cells.get((rows[i]["cell_hash"], rows[i]["gpu_uuid"], rows[i][other])) for i in timed}
+        bases = {
+            i: base
+            for i, base in bases.items()
+            if base is not None and rows[i][ratio] is not None and not (rows[i]["set_aside"] or base["set_aside"])
+        }
+        series = {i: _series(base, rows[i]) for i, base in bases.items() if is_paired(base, rows[i])}
+        noise = _noise(rows, series)
+        for i, base in bases.items():
+            known = noise[_kind(rows[i])] if i in series else None
+            found = (known and _slow(rows[i], series[i], known)) or between(base, rows[i])[1:]
+            for end, value in zip(_ENDS, _around(rows[i][ratio], *found), strict=True):
+                columns[f"{ratio}{end}"][i] = value
     return replaced(table, columns)
+
+
+def _kind(row: _Row) -> tuple[str, str]:
+    """Rows whose noise is taken to be of one kind."""
+    return row["bench"], "long" if turns_of(row) else "short"
+
+
+def _series(row: _Row, other: _Row | None = None) -> np.ndarray:
+    """Logarithms of the times of blocks, or turns, of a row, or of their ratios to another row of the same rounds."""
+    times, turns = np.log(row["block_medians_us"]), turns_of(row)
+    logs = times if other is None else times - np.log(other["block_medians_us"])
+    return logs if turns is None else turn_medians(logs, turns)
+
+
+def _noise(rows: Sequence[_Row], series: Mapping[int, np.ndarray]) -> dict[tuple[str, str], slow_noise.Shares | None]:
+    """What the series of the rows of each kind say of their noise; None where it is independent."""
+    kinds: dict[tuple[str, str], dict[object, list[np.ndarray]]] = {}
+    for i, values in series.items():
+        kinds.setdefault(_kind(rows[i]), {}).setdefault((rows[i]["cell_hash"], rows[i]["gpu_uuid"]), []).append(values)
+    return {kind: slow_noise.shares(cells) for kind, cells in kinds.items()}
+
+
+def _slow(row: _Row, series: np.ndarray, known: slow_noise.Shares) -> tuple[float, float, float] | None:
+    """Both ends of the interval that knows the noise, and p; None for long turns, too few to tell a slow state from a drift."""
+    found = None if turns_of(row) else slow_noise.interval(series, known)
+    return found and (float(np.exp(found[0])), float(np.exp(found[1])), found[2])
+
+
+def _wider(row: _Row, low: float, high: float) -> bool:
+    """Whether an interval is wider than that of the row, and than is asked for by default."""
+    known = half_width((row["ci_low_us"], row["ci_high_us"]), row["median_us"])
+    return half_width((low, high), row["median_us"]) > max(known, Settings.target_half_width)
 
 
 def _timed(row: _Row) -> bool:
