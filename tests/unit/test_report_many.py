@@ -15,7 +15,7 @@ from many_rows import FULL, many
 from moe_routing_bench.report import pictures
 from moe_routing_bench.report import row_data as report_samples
 from moe_routing_bench.report.document import Dot
-from moe_routing_bench.report.packing import compressed
+from moe_routing_bench.report.packing import compressed, pieces, written
 from moe_routing_bench.report.render import render
 from moe_routing_bench.report.row_data import ALTOGETHER, LEAST, MOST, page_data, samples
 
@@ -43,7 +43,7 @@ def test_columns_come_back(tmp_path):
         ignore_index=True,
     )
     render(table, {}, tmp_path / "index.html")
-    bases = {name: column.get("near", name) for name, column in page_data(table)["values"].items()}
+    bases = {name: column.value.get("near", name) for name, column in page_data(table)["values"].items()}
     names = [name for name in bases if name not in (*MAPS, "check_nonce")]
     found = asked(
         tmp_path / "index.html",
@@ -67,6 +67,18 @@ def test_equal_rows_give_equal_bytes():
     text = compressed(value)
     assert text == compressed(value) and re.fullmatch("[A-Za-z0-9+/]+=*", text)
     assert json.loads(gzip.decompress(base64.b64decode(text))) == value
+
+
+def test_what_is_written_already_is_copied():
+    value = {"a µ": [1, None], "b": {"c": 2.5, "d": {}}, "e": {1: "x"}}
+    parts = {"a µ": written(value["a µ"]), "b": {"c": written(2.5), "d": {}}, "e": {1: "x"}}
+    assert "".join(pieces(parts)) == written(value).text and json.loads(written(value).text) == {
+        **value,
+        "e": {"1": "x"},
+    }
+    assert compressed(parts) == compressed(value) and written(value["b"]).value == value["b"]
+    with pytest.raises(ValueError, match="JSON compliant"):
+        list(pieces({"a": {"b": float("nan")}}))
 
 
 def test_of_many_rows_fewer_samples_are_kept(monkeypatch):

@@ -121,7 +121,7 @@ def test_a_command_names_the_modules_of_other_packages():
     """Of every implementation that it compares."""
     row = one("pack", "cute", best_other="mine", best_speedup=2.0, tokens=64)
     table = frame(row, one("pack", "mine", plugin="made.kernels:PACK"), one("pack", "torch"))
-    compared, own, other = pages.page_data(table)["commands"]["each"]
+    compared, own, other = pages.page_data(table)["commands"].value["each"]
     assert " --implementations cute,mine --plugin made.kernels --tokens" in compared
     assert " --implementations mine --plugin made.kernels" in own and "--plugin" not in other
 
@@ -129,7 +129,7 @@ def test_a_command_names_the_modules_of_other_packages():
 def test_a_command_names_the_file_of_a_preset_of_one_s_own():
     """Of rows of that preset alone."""
     table = frame(*(one("gate", "torch", model=name, tokens=64) for name in ("my-moe", "mixtral-8x7b", None)))
-    own, shipped, none = pages.page_data(table, {"my-moe": "my models.yaml"})["commands"]["each"]
+    own, shipped, none = pages.page_data(table, {"my-moe": "my models.yaml"})["commands"].value["each"]
     assert " --models 'my models.yaml' --model my-moe" in own
     assert "--models" not in shipped + none and " --model mixtral-8x7b" in shipped
 

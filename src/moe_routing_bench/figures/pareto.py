@@ -77,8 +77,12 @@ def _shape_shown(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """The rows of the shape that was measured with the most skews and capacity factors, and how many shapes there are."""
     rows = row_groups.ok(table).reset_index(drop=True)
     rows = row_groups.composed(rows[rows["skew"].notna() & rows["drop_rate"].notna()])
-    groups = [group for _, group in rows.groupby(SHAPE, dropna=False)]
-    return max(groups, key=_settings, default=rows), len(groups)
+    if rows.empty:
+        return rows, 0
+    shapes = rows.groupby(SHAPE, dropna=False).ngroup().rename("shape")
+    kinds = pd.concat([shapes, rows[["skew", "capacity_factor"]]], axis=1).drop_duplicates()
+    counts = kinds["shape"].value_counts().sort_index()
+    return rows[shapes == counts.idxmax()], len(counts)
 
 
 def _why(table: pd.DataFrame, shown: pd.DataFrame) -> str:

@@ -27,7 +27,8 @@ def over_tokens(table: pd.DataFrame) -> Chart:
             "lines", *_LINES, rows, f"no shape was measured at two numbers of tokens; {row_groups.why(table)}"
         )
     benches = row_groups.benches(several)
-    place = {panel: benches.index(group["bench"].iloc[0]) for panel, group in several.groupby("panel")}
+    firsts = several.drop_duplicates("panel")
+    place = {panel: benches.index(bench) for panel, bench in zip(firsts["panel"], firsts["bench"], strict=True)}
     order = sorted(
         several["panel"].unique(), key=lambda name: (-place[name], -counts[name], name)
     )  # benches of one stage come last
@@ -45,7 +46,10 @@ def over_tokens(table: pd.DataFrame) -> Chart:
         }
         | row(one)
         for panel in kept
-        for _, one in shown[shown["panel"] == panel].sort_values(["tokens", "median_us"]).iterrows()
+        for one in row_groups.records(
+            shown[shown["panel"] == panel].sort_values(["tokens", "median_us"]),
+            ("panel", "tokens", "median_us", "ci_low_us", "ci_high_us", "card"),
+        )
     ]
     tints = palette.tints(shown["implementation"])
     note = f"{len(kept)} of {len(order)} shapes" if len(kept) < len(order) else ""
@@ -57,8 +61,9 @@ def _panels(rows: pd.DataFrame) -> pd.Series:
     whole = rows["bench"] == "model"
     sizes = row_groups.labels(rows.assign(model=rows["model"].where(whole)), but=["tokens", "phase"])
     plain_sizes = rows["bench"] + ": " + sizes
-    models = rows["model"].groupby(plain_sizes).agg(lambda found: ", ".join(sorted(set(found.dropna()))))
-    named = plain_sizes.map(models).where(~whole, "")
+    known = rows["model"].dropna()  # rows of sizes alone are most of many
+    models = known.groupby(plain_sizes[known.index]).agg(lambda names: ", ".join(sorted(set(names))))
+    named = plain_sizes.map(lambda sizes: models.get(sizes, "")).where(~whole, "")
     return plain_sizes + named.map(lambda text: f" ({text})" if text else "")
 
 

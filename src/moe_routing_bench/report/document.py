@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from moe_routing_bench.report.packing import pieces
 from moe_routing_bench.report.parts import (
     Accuracy,
     BarLine,
@@ -145,7 +146,7 @@ def _adapter() -> TypeAdapter[Report]:
 
 def dumped(report: Report) -> str:
     """The report as strict JSON; equal reports give equal text. Raises ValueError for a number that JSON lacks."""
-    return json.dumps(report, default=_plain, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return "".join(pieces(vars(report), _plain))
 
 
 def _plain(value: Any) -> Any:
@@ -169,9 +170,12 @@ def parsed(text: str) -> Report:
         raise bad(NAME, f"{'.'.join(map(str, first['loc']))}: {first['msg']}", "a report") from error
 
 
-def write(report: Report, out: Path) -> str:
-    """Write the report to `out`; returns its text."""
-    text = dumped(report)
-    with files.replacing(out) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return text
+def write(report: Report, out: Path) -> None:
+    """Write the report to `out`."""
+    with files.replacing(out) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(pieces(vars(report), _plain))
+
+
+def as_read(report: Report) -> Report:
+    """The report as `parsed` has it, but for its rows: they are the text of which a page has a copy."""
+    return replace(parsed(dumped(replace(report, rows={}))), rows=report.rows)

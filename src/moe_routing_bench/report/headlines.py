@@ -58,9 +58,10 @@ def sound(table: pd.DataFrame) -> pd.DataFrame:
     ok = table.loc[(table["status"] == "ok") & table["median_us"].notna(), columns]
     told = ok["best_verdict"].notna() & (ok["best_verdict"] != UNDECIDED)
     firm = (ok["suspect"].fillna(False) != True) & ((ok["converged"] != False) | told)  # noqa: E712
-    quickest = ok.sort_values("median_us").groupby(["bench", "cell", row_groups.card(ok)], sort=False).head(1).index
-    keys = pd.Series(list(zip(ok["bench"], ok["cell"], row_groups.card(ok), strict=True)), index=ok.index, dtype=object)
-    return table.loc[ok.index[firm & keys.isin(set(keys[quickest][firm[quickest]]))]]
+    cells = ok.groupby(["bench", "cell", row_groups.card(ok)], sort=False).ngroup()
+    by_time = cells[ok.sort_values("median_us").index]
+    quickest = by_time[~by_time.duplicated() & (by_time >= 0)]
+    return table.loc[ok.index[firm & cells.isin(quickest[firm[quickest.index]])]]
 
 
 def _widest(rows: pd.DataFrame, having: Callable[[pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:

@@ -1,25 +1,64 @@
 """Columns of values in few bytes: what a column's values share is written once. `templates/unpack.js` and `templates/rows.js` read what this writes."""
 
 import base64
-import gzip
 import json
 import math
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-_LONG = 10_000_000  # bytes of a text that more effort makes 2 % smaller in three times as long
+_LONG = 4_000_000  # letters of a text that more effort makes 2 % smaller in three times as long
+_GZIP = 31  # the largest window, and a header of gzip
 _EXACT = 2**53  # from here on JavaScript's numbers skip integers
 DIGITS = 5  # of a number
 _EXACT_POWER = 22  # up to which powers of ten are floats
+_POWERS = 10 ** np.arange(1, 18)
+_EXACT_POWERS = np.array([10.0**power for power in range(_EXACT_POWER + 1)])
 
 
-def compressed(value: object) -> str:
+@dataclass(frozen=True)
+class Written:
+    """A part of a document that is JSON already: as Python's objects, a hundred thousand rows take ten times the memory."""
+
+    text: str
+
+    @property
+    def value(self) -> Any:
+        """What the text says."""
+        return json.loads(self.text)
+
+
+def written(value: Any, default: Callable[[Any], Any] | None = None) -> Written:
+    """A value as strict JSON; `default` gives what JSON has for other objects. Raises ValueError for a number that JSON lacks."""
+    text = json.dumps(value, default=default, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return Written(text)
+
+
+def pieces(value: Any, default: Callable[[Any], Any] | None = None) -> Iterator[str]:
+    """The text of `written` in pieces, of which objects may have parts that are `Written`."""
+    if isinstance(value, Written):
+        yield value.text
+    elif isinstance(value, dict) and any(isinstance(part, dict | Written) for part in value.values()):
+        mark = "{"
+        for name, part in value.items():
+            yield f"{mark}{json.dumps(str(name), ensure_ascii=False)}:"
+            yield from pieces(part, default)
+            mark = ","
+        yield "}"
+    else:
+        yield written(value, default).text
+
+
+def compressed(value: Mapping[str, Any]) -> str:
     """JSON, compressed by gzip, in base64; equal values give equal text."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
-    return base64.b64encode(gzip.compress(text, 9 if len(text) < _LONG else 6, mtime=0)).decode()
+    texts = list(pieces(value))
+    packer = zlib.compressobj(9 if sum(map(len, texts)) < _LONG else 6, wbits=_GZIP)
+    parts = [packer.compress(text.encode()) for text in texts]
+    return base64.b64encode(b"".join([*parts, packer.flush()])).decode()
 
 
 def packed(values: Sequence[Any]) -> dict[str, Any]:
@@ -27,21 +66,24 @@ def packed(values: Sequence[Any]) -> dict[str, Any]:
     return _in_few_bytes(*_distinct(values))
 
 
-def _distinct(values: Sequence[Any]) -> tuple[list[str], list[Any], np.ndarray]:
-    """The texts of distinct values and these values, in the order of their rows, and the place of each row's among them (n,)."""
+def _distinct(values: Sequence[Any]) -> tuple[list[Any], np.ndarray]:
+    """The distinct values in the order of their rows, and the place of each row's among them (n,)."""
     texts = [repr(value) for value in values]  # 1, True and 1.0 are three
     known = dict(zip(texts, values, strict=True))
     order = {text: place for place, text in enumerate(known)}
-    return list(known), list(known.values()), np.array([order[text] for text in texts], int)
+    return list(known.values()), np.array([order[text] for text in texts], int)
 
 
-def _in_few_bytes(texts: list[str], distinct: list[Any], places: np.ndarray) -> dict[str, Any]:
+def _in_few_bytes(distinct: list[Any], places: np.ndarray) -> dict[str, Any]:
     """`packed` of what `_distinct` makes."""
     if len(distinct) == 1:
         return {"all": distinct[0]}
-    sizes = np.array([len(text) for text in texts], int)
-    digits = np.array([len(str(place)) for place in range(len(sizes))], int)
-    if sizes[places].sum() <= sizes.sum() + digits[places].sum():
+    if len(distinct) == len(places):
+        return {"each": distinct}
+    often = np.bincount(places, minlength=len(distinct))
+    digits = 1 + np.searchsorted(_POWERS, np.arange(len(distinct)), "right")
+    again = sum((often[place] - 1) * len(repr(distinct[place])) for place in np.flatnonzero(often > 1).tolist())
+    if again <= often @ digits:
         return {"each": [distinct[place] for place in places.tolist()]}
     return {"of": distinct, "at": places.tolist()}
 
@@ -53,17 +95,13 @@ class Column:
         """The values of lists, which are few, are made one by one."""
         if column.dtype.kind == "f":
             self.places, distinct = pd.factorize(_rounded(column.to_numpy(float)), use_na_sentinel=False)
-            self.distinct = [
-                None if value != value else int(value) if value.is_integer() else value for value in distinct.tolist()
-            ]
-            self._texts = [repr(value) for value in self.distinct]
+            self.distinct: list[Any] = distinct.tolist()
+            for place in np.flatnonzero((distinct == np.rint(distinct)) | np.isnan(distinct)).tolist():
+                value = self.distinct[place]
+                self.distinct[place] = None if value != value else int(value)
             return
-        if column.dtype == object and column.map(pd.api.types.is_list_like).any():
-            places, values = np.arange(len(column)), [plain(value) for value in column]
-        else:
-            places, distinct = pd.factorize(column, use_na_sentinel=False)
-            values = [None if pd.isna(value) else plain(value) for value in distinct]
-        self._texts, self.distinct, at = _distinct(values)
+        places, values = _of_lists(column) if _has_lists(column) else _of_values(column)
+        self.distinct, at = _distinct(values)
         self.places = at[places]
 
     @property
@@ -78,7 +116,26 @@ class Column:
 
     def packed(self) -> dict[str, Any]:
         """The column in few bytes: one value of `all` rows, one of `each`, or `of` the distinct values one `at` each row."""
-        return _in_few_bytes(self._texts, self.distinct, self.places)
+        return _in_few_bytes(self.distinct, self.places)
+
+
+def _has_lists(column: pd.Series) -> bool:
+    """Whether a column has lists, arrays or maps."""
+    kinds = set(map(type, column.tolist())) if column.dtype == object else set()
+    return any(issubclass(kind, Iterable) and not issubclass(kind, str | bytes) for kind in kinds)
+
+
+def _of_lists(column: pd.Series) -> tuple[np.ndarray, list[Any]]:
+    """The place of each row's value among the values (n,), and these."""
+    return np.arange(len(column)), [None if value is None else plain(value) for value in column.tolist()]
+
+
+def _of_values(column: pd.Series) -> tuple[np.ndarray, list[Any]]:
+    """The place of each row's value among the distinct values (n,), and these."""
+    places, distinct = pd.factorize(column, use_na_sentinel=False)
+    return places, [
+        value if type(value) is str else None if pd.isna(value) else plain(value) for value in distinct.tolist()
+    ]
 
 
 def _rounded(values: np.ndarray) -> np.ndarray:
@@ -87,11 +144,12 @@ def _rounded(values: np.ndarray) -> np.ndarray:
         values = np.where(np.isfinite(values), values, np.nan)
         last = DIGITS - 1 - np.floor(np.log10(np.abs(values)))
         exact = np.abs(last) <= _EXACT_POWER
-        scale = 10.0 ** np.where(exact, np.abs(last), 0)
+        scale = _EXACT_POWERS[np.where(exact, np.abs(last), 0).astype(int)]
         rounded = np.where(last < 0, np.rint(values / scale) * scale, np.rint(values * scale) / scale)
-    for i in np.flatnonzero(~exact & np.isfinite(values)):  # zero, and numbers whose powers of ten are not exact
+    whole = np.isnan(values) | (values == np.rint(values))
+    for i in np.flatnonzero(~exact & ~whole):  # numbers whose powers of ten are not exact
         rounded[i] = float(f"{values[i]:.{DIGITS}g}")
-    return np.where(np.isnan(values) | (values == np.rint(values)), values, rounded)
+    return np.where(whole, values, rounded)
 
 
 def differences(column: Column, name: str, base: Column) -> dict[str, Any]:
@@ -105,14 +163,18 @@ def differences(column: Column, name: str, base: Column) -> dict[str, Any]:
     with np.errstate(divide="ignore", invalid="ignore"):
         exponents = np.where(others == 0, 0, np.floor(np.log10(np.abs(others))))
     exponents = np.nan_to_num(exponents).astype(int)
-    powers = {exponent: 10.0**exponent for exponent in range(exponents.min() - 1, exponents.max() + 3)}
-    exponents += np.abs(others) >= np.array(
-        [powers[one + 1] for one in exponents.tolist()]
-    )  # a logarithm that was rounded
-    exponents -= (np.abs(others) < np.array([powers[one] for one in exponents.tolist()])) & (others != 0)
-    scales = np.array([10.0 ** (DIGITS - 1 - one) for one in exponents.tolist()])
+    least = exponents.min() - 1
+    powers = np.array([10.0**power for power in range(least, exponents.max() + 3)])
+    exponents += np.abs(others) >= powers[exponents + 1 - least]  # a logarithm that was rounded
+    exponents -= (np.abs(others) < powers[exponents - least]) & (others != 0)
+    least = exponents.min()
+    scales = np.array([10.0 ** (DIGITS - 1 - power) for power in range(least, exponents.max() + 1)])[exponents - least]
     by = np.rint(values * scales) - np.rint(others * scales)
-    return {"near": name, "by": [None if one != one else int(one) for one in by.tolist()]}
+    texts = by.astype(object)
+    known = ~np.isnan(by)
+    texts[known] = by[known].astype(int)
+    texts[~known] = None
+    return {"near": name, "by": texts.tolist()}
 
 
 def unpacked(name: str, columns: Mapping[str, Mapping[str, Any]], rows: int) -> list[Any]:

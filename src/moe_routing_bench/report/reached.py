@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -26,32 +26,43 @@ REACHED, STRETCH, MISSED, OPEN, ABSENT = "reached", "reached, and the stretch", 
 APART = "not comparable"  # what a cell compares was measured, but not by one card and version of the code
 WITHIN_NOISE, NO_INTERVAL = ", within noise", ", no interval"  # the interval holds the bar; there is none
 _NONE = "–"
-# What rows are told apart by, also by bars' `among`. What else they have, of some 170 columns, is looked up in records: to take rows of all takes most of the time.
+# What rows are told apart by, also by bars' `among`. What else they have is looked up in records: taking rows of all columns takes most of the time.
 _KEYS = [*AXES, "bench", "implementation", "status", "gpu_uuid", "host", "code_fingerprint", "compulsory_bytes"]
-_AT_ONCE = 2000  # rows that are copied on their way
 _FEW = 6  # cells that are all shown
 
 
+class _Columns(dict[Hashable, list[Any]]):
+    """The columns of rows as lists, each made when it is asked for: bars look at few of some 170."""
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def __missing__(self, name: Hashable) -> list[Any]:
+        self[name] = self.rows[name].tolist()
+        return self[name]
+
+
 class _Record(Mapping[Hashable, Any]):
-    """A row whose names are shared by all rows: a dict of so many columns takes three times the memory."""
+    """A row whose columns are shared by all rows: a dict of so many takes three times the memory."""
 
-    __slots__ = ("_places", "_values")
+    __slots__ = ("_columns", "_place")
 
-    def __init__(self, places: Mapping[Hashable, int], values: list[Any]) -> None:
-        """`places` are those of the names among the values."""
-        self._places, self._values = places, values
+    def __init__(self, columns: _Columns, place: int) -> None:
+        """`place` is that of the row in each column."""
+        self._columns, self._place = columns, place
 
     def __getitem__(self, name: Hashable) -> Any:
         """The value of a column."""
-        return self._values[self._places[name]]
+        return self._columns[name][self._place]
 
     def __iter__(self) -> Iterator[Hashable]:
         """The names of the columns."""
-        return iter(self._places)
+        return iter(self._columns.rows)
 
     def __len__(self) -> int:
         """How many columns there are."""
-        return len(self._values)
+        return self._columns.rows.shape[1]
 
 
 @dataclass(frozen=True)
@@ -60,26 +71,23 @@ class _Run:
 
     name: str
     rows: pd.DataFrame
-    _made: dict[Hashable, Row] = field(default_factory=dict)
+
+    @functools.cached_property
+    def _columns(self) -> _Columns:
+        return _Columns(self.rows)
 
     @functools.cached_property
     def keys(self) -> pd.DataFrame:
-        """What the rows are told apart by: once for all bars."""
-        keys = self.rows[_KEYS]
+        """What the rows are told apart by, once for all bars; the index is their place among the rows."""
+        keys = self.rows[_KEYS].reset_index(drop=True)
         return keys.astype(dict.fromkeys(keys.select_dtypes("str"), object))  # Arrow's are slow to take
 
     def of(self, bench: str) -> pd.DataFrame:
         return self.keys[self.keys["bench"] == bench]
 
-    def records(self, indices: Sequence[Hashable]) -> list[Row]:
-        """Rows by their index: each is made once for all bars, and only those that bars ask for, because it is slow."""
-        if new := [i for i in dict.fromkeys(indices) if i not in self._made]:
-            places = {name: place for place, name in enumerate(self.rows)}
-            for start in range(0, len(new), _AT_ONCE):
-                part = new[start : start + _AT_ONCE]
-                rows = self.rows.loc[part].to_numpy(object).tolist()  # a third of the time that `to_dict` takes
-                self._made.update((i, _Record(places, row)) for i, row in zip(part, rows, strict=True))
-        return [self._made[i] for i in indices]
+    def records(self, places: Iterable[int]) -> list[Row]:
+        """Rows by their place."""
+        return [_Record(self._columns, place) for place in places]
 
 
 def lines(bars: Iterable[Bar], tables: Mapping[str, pd.DataFrame], absent: bool = False) -> list[BarLine]:
@@ -137,14 +145,16 @@ def _comparable(rows: pd.DataFrame) -> Iterable[tuple[tuple[str, str], pd.DataFr
 
 def _figures(bar: Bar, rows: pd.DataFrame, run: _Run) -> dict[str, Figure]:
     """What the rows of each cell say, by its label; `rows` are the keys of rows of the run."""
-    own, others = rows[rows["bench"] == bar.bench], list(rows.index[rows["bench"] != bar.bench])
+    own, others = rows[rows["bench"] == bar.bench], rows.index[rows["bench"] != bar.bench]
+    cells: dict[str, list[int]] = {}
     if bar.cells is None:
-        cells = {str(name): one for name, one in own.groupby(row_groups.labels(own), sort=False)}
+        for label, place in zip(row_groups.labels(own), own.index.tolist(), strict=True):
+            cells.setdefault(label, []).append(place)
     else:
         known = Cells(own)
-        cells = {name: one for name, values in bar.cells.items() if len(one := known.of(values))}
-    run.records([*itertools.chain.from_iterable(one.index for one in cells.values()), *others])
-    found = {name: bar.figure(run.records([*one.index, *others])) for name, one in cells.items()}
+        cells = {name: places for name, values in bar.cells.items() if (places := known.of(values).index.tolist())}
+    shared = run.records(others.tolist())
+    found = {name: bar.figure([*run.records(places), *shared]) for name, places in cells.items()}
     return {name: one for name, one in found.items() if one is not None}
 
 
@@ -234,7 +244,8 @@ def measured(bar: Bar, found: Mapping[str, Figure]) -> str:
 
 def _mean(bar: Bar, found: Mapping[str, Figure]) -> str:
     """The mean of cells, of what cells where these are not named, and the extremes."""
-    rows = pd.DataFrame([row for one in found.values() for row in one.rows])
+    compared = [row for one in found.values() for row in one.rows]
+    rows = pd.DataFrame({name: [row[name] for row in compared] for name in AXES})
     over = f" of {row_groups.differing(rows, 'cells')}" if bar.cells is None and len(found) > 1 else ""
     mean = bar.unit.measured(bar.mean([one.estimate for one in found.values()]))
     ranked = sorted(found, key=lambda name: bar.side.off(found[name].estimate.value))

@@ -62,10 +62,8 @@ def render(table: pa.Table | pd.DataFrame, figures: Collection[str], out: Path, 
     """Write the report of `table` as data to `report.json` next to `out`, and to `out` the page that is made of it alone; arguments as `build`."""
     report = build(table, figures, out, *others, **named)
     del table  # a hundred thousand rows take as much memory as each of the texts that are made without them
-    text = document.write(report, out.with_name(document.NAME))
-    report = document.parsed(text)
-    del text
-    page.write_report(report, out)
+    document.write(report, out.with_name(document.NAME))
+    page.write_report(document.as_read(report), out)
 
 
 def build(
@@ -178,9 +176,9 @@ def _accuracy(matrix: pd.DataFrame) -> Accuracy:
 def _failed(frame: pd.DataFrame) -> list[Failed]:
     """Rows without a time, grouped by status, bench, implementation and reason."""
     bad = frame[frame["status"] != "ok"].assign(reason=lambda rows: rows["reason"].fillna("no reason recorded"))
-    keys = ["status", "bench", "implementation", "reason"]
+    keys, named = ["status", "bench", "implementation", "reason"], ["bench", "cell", "implementation"]
     return [
-        Failed(*key, sorted((str(record["cell"]), row_id(record)) for record in group.to_dict("records")))
+        Failed(*key, sorted((str(record["cell"]), row_id(record)) for record in group[named].to_dict("records")))
         for key, group in bad.groupby(keys, dropna=False)
     ]
 

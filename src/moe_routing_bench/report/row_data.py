@@ -7,6 +7,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from json.encoder import encode_basestring_ascii
 from types import MappingProxyType
 from typing import Any
 
@@ -17,7 +18,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.report.packing import Column as Packed
-from moe_routing_bench.report.packing import differences, packed
+from moe_routing_bench.report.packing import Written, differences, packed, written
 from moe_routing_bench.report.row_fields import COLUMNS, KEYS, Column, fields
 from moe_routing_bench.store.platforms import CPU
 
@@ -39,7 +40,8 @@ def page_data(frame: pd.DataFrame, presets: Mapping[str, str] = MappingProxyType
     """What the page's scripts read of these rows, fit for JSON.
 
     `columns` of the table, `fields` of a row's details, `aliases` that a filter takes for fields, and of each row `ids`,
-    `commands`, `samples` and `values`; commands and values are packed: see `packed` and `differences`. `presets`: see `again`.
+    `commands`, `samples` and `values`, which are `Written`; commands and values are packed: see `packed` and `differences`.
+    `presets`: see `again`.
     """
     shown = fields()
     return {
@@ -47,9 +49,9 @@ def page_data(frame: pd.DataFrame, presets: Mapping[str, str] = MappingProxyType
         "keys": KEYS,
         "fields": shown,
         "aliases": {axis.prefix: axis.name for axis in AXES.values() if axis.prefix and axis.prefix.isalpha()},
-        "ids": [row_id(record) for record in _records(frame, ("bench", "cell", "implementation"))],
-        "samples": samples(_records(frame, ("samples_us", "set_aside_samples_us", "median_us"))),
-        "commands": packed(_commands(frame, presets)),
+        "ids": written([row_id(record) for record in _records(frame, ("bench", "cell", "implementation"))]),
+        "samples": written(samples(_records(frame, ("samples_us", "set_aside_samples_us", "median_us")))),
+        "commands": written(packed(_commands(frame, presets))),
         "values": _columns({one["name"]: frame[one["name"]] for one in shown}),
     }
 
@@ -98,11 +100,13 @@ def _shown(column: Column) -> dict[str, Any]:
     }
 
 
-def _columns(values: Mapping[str, pd.Series]) -> dict[str, dict[str, Any]]:
-    """Every column packed: those of times of day to the second, and as differences from another column where both are known."""
+def _columns(values: Mapping[str, pd.Series]) -> dict[str, Written]:
+    """Every column packed and written: those of times of day to the second, and as differences from another column where both are known."""
     bases = {name: Packed(values[name]) for name in dict.fromkeys(_NEAR.values())}
     return {
-        name: _column(name, Packed(column.map(_to_the_second) if name in _CLOCKS else column), bases)
+        name: written(
+            _column(name, bases.get(name) or Packed(column.map(_to_the_second) if name in _CLOCKS else column), bases)
+        )
         for name, column in values.items()
     }
 
@@ -120,8 +124,13 @@ def _column(name: str, column: Packed, bases: Mapping[str, Packed]) -> dict[str,
 
 def row_id(row: Mapping[str, Any]) -> str:
     """A short name of the row's cell and implementation, the same in every run that measures them."""
-    text = json.dumps([row["bench"], row["cell"], row["implementation"]])
+    text = f"[{', '.join(_quoted(row[name]) for name in ('bench', 'cell', 'implementation'))}]"
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _quoted(value: Any) -> str:
+    """A value as JSON: that of a text takes a fifth of the time of any value."""
+    return encode_basestring_ascii(value) if type(value) is str else json.dumps(value)
 
 
 def samples(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
