@@ -20,12 +20,10 @@ OURS, QUANTISED = ("cute", "cute_gather"), (format_bars.QUANTISED,)
 # seeds, which of their rows in words and as a query, and what takes how many times as long as what: of several, the fastest
 RATIOS: Sequence[tuple[tuple[str, ...], str, str, Sequence[str], Sequence[str]]] = (
     (("000",), "float32", "dtype == 'fp32'", ("torch_gather_loop",), ("torch_loop",)),
-    (("000",), "float32", "dtype == 'fp32'", ("transformers_eager",), ("torch_loop",)),
     (("000",), "bf16, E=256", "dtype == 'bf16' and experts == 256", ("torch_loop",), OURS),
     (("000",), "bf16, E=256", "dtype == 'bf16' and experts == 256", ("triton_gather",), OURS),
     (("000",), "bf16, E=8", "dtype == 'bf16' and experts == 8", ("torch_loop",), OURS),
     (("000",), "bf16, E=8", "dtype == 'bf16' and experts == 8", ("triton_gather",), OURS),
-    (("001", "002"), "all", "bench.notna()", ("torch", "torch_loop", "triton"), ("cute",)),
     (("001", "002"), "gate", "bench == 'gate'", ("torch",), ("cute",)),
     (("001", "002"), "routing", "bench == 'routing'", ("torch",), ("cute",)),
     (("001", "002"), "routing", "bench == 'routing'", ("triton",), ("cute",)),

@@ -540,11 +540,15 @@ REACHED = ("reached", "reached, and the stretch")
 def _in_short(line: BarLine) -> str:
     """A bar that is reached, with what is measured, without intervals; a bar for each cell has its worst cell."""
     others = r"; best: .*$| \[[^]]+\]" if "each" in line.bar else r"; (?:worst|best): .*$| \[[^]]+\]"
-    cells = [] if line.cells == "1 of 1" else [f"{line.cells} cells"]
+    part, _, total = line.cells.partition(" of ")
+    cells = [] if line.cells == "1 of 1" else [f"{part if part == total else line.cells} cells"]
     where = [line.where] if line.where not in ("", "–") else []
-    stretch = f" and stretch {_mean(line.stretch)}" if line.verdict == REACHED[1] else ""
+    stretch = f" and stretch {line.stretch}" if line.verdict == REACHED[1] else ""
     measured = _mean(re.sub(others, "", _measured(line)))
-    return f"{line.what}: {'; '.join([measured, *cells, *where])}; bar {_mean(line.bar)}{stretch}."
+    bars = _mean(f"bar {line.bar}{stretch}")
+    if measured.startswith("mean "):
+        bars = bars.replace("mean ", "")
+    return f"{line.what}: {'; '.join([measured, *cells, *where])}; {bars}."
 
 
 def _bar_table(lines: Sequence[BarLine], several: bool) -> str:
