@@ -183,6 +183,11 @@ FP8_GEMMS = [
     Fp8Gemm(2048, 384, 128, "", Tile(2, 2, 64), upright=True),
     Fp8Gemm(768, 1024, 128, "swiglu", Tile(2, 2, 64), upright=True, quantises=True),
     Fp8Gemm(2048, 2048, 256, "swiglu_limit10", Tile(2, 2, 128), upright=True, quantises=True),
+    Fp8Gemm(768, 1024, 128, "swiglu", Tile(2, 2, 128), upright=True, quantises=True, lead=1),
+    Fp8Gemm(768, 1024, 128, "swiglu", Tile(4, 2, 128, across=True), upright=True, quantises=True, lead=3),
+    Fp8Gemm(320, 1024, 128, "geglu", Tile(4, 2, 128, across=True), upright=True, quantises=True),
+    Fp8Gemm(2048, 384, 128, "", Tile(4, 2, 128, across=True), upright=True, lead=1),
+    Fp8Gemm(2048, 384, 128, "", Tile(3, 2, 128, across=True), upright=True, lead=1),
 ]
 TRAINING_GEMMS = [
     ("bf16", TrainingGemm(768, 2048, 128, "swiglu", Tile(2, 2, 176, pingpong=True, narrowest=168))),
@@ -461,7 +466,9 @@ def fp8_gemm(arch: str, gemm: Fp8Gemm) -> Facts:
     """Compile one GEMM of 8-bit floats: matrix instructions of 32, the first of a stage on zeros, and copies of scales."""
     kernel = fp8.compile_for(arch, "bf16", gemm, keep=True)
     sass, tile = (yield kernel.__cubin__), gemm.tile
-    wide, mmas = (64 * tile.m_atoms, tile.tokens // 64) if gemm.upright else (tile.tokens, tile.m_atoms)
+    wide, mmas = (gemm.mma_rows, gemm.sums) if gemm.upright else (tile.tokens, tile.m_atoms)
+    if wide > 128:  # a loop for each place where the second block's scales begin
+        mmas = 2 * mmas
     patterns = {
         rf"QGMMA\.64x{wide}x32\.F32\.E4M3\.E4M3": 4 * mmas,
         r"QGMMA\S* R\d+, gdesc\[\S+\], RZ, !UPT": mmas,
@@ -469,6 +476,7 @@ def fp8_gemm(arch: str, gemm: Fp8Gemm) -> Facts:
         r"F2FP\.SATFINITE\.E4M3": 64 * wide // 2 // 128 * mmas // (2 if gemm.gated else 1) if gemm.quantises else 0,
         r"F2F\.": 0,  # conversions of one number
         "UTMALDG": 2,
+        r"BAR\.ARV": mmas // gemm.sums if gemm.lead else 0,
         r"LDGSTS\.E \[": math.ceil(tile.tokens / LOADERS),  # of 4 bytes
     }
     return spills(sass, f"fp8-{gemm}", "fp8_gemm") | {

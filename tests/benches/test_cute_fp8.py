@@ -1,5 +1,6 @@
 """Scales of GEMMs of 8-bit floats, on arrays in place of the DSL, and which problems and tiles there are."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 from moe_routing_kernels.experts import Experts, cute_fp8
-from moe_routing_kernels.gemm.sm90 import epilogue, fp8_mainloop, fp8_upright
+from moe_routing_kernels.gemm.sm90 import epilogue, fp8_across, fp8_mainloop, fp8_upright
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import Fp8Gemm
 from moe_routing_kernels.gemm.sm90.tile import Tile
 
@@ -83,40 +84,55 @@ def test_acc_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, a
         np.testing.assert_allclose(acc, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("columns", "activation"), [(768, "swiglu"), (320, "geglu"), (768, "relu2"), (272, "")])
-def test_upright_acc_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, activation):
+# columns, activation, tile
+UPRIGHT = [
+    (768, "swiglu", Tile(2, 2, 128)),
+    (320, "geglu", Tile(2, 2, 128)),
+    (768, "relu2", Tile(2, 2, 128)),
+    (272, "", Tile(2, 2, 128)),
+    (768, "swiglu", Tile(4, 2, 128, across=True)),
+    (320, "geglu", Tile(4, 2, 128, across=True)),
+    (784, "", Tile(4, 2, 128, across=True)),
+    (784, "", Tile(3, 2, 128, across=True)),
+]
+
+
+@pytest.mark.parametrize(("columns", "activation", "tile"), UPRIGHT)
+def test_upright_acc_are_scaled_by_the_blocks_of_their_rows_and_tokens(lanes, columns, activation, tile):
     """As above, with tokens on the M side: gates and ups in turns of 8 columns, whose blocks of 128 begin where they will."""
-    gemm = Fp8Gemm(columns, 192, 3, activation, Tile(2, 2, 128), upright=True)
+    gemm = Fp8Gemm(columns, 192, 3, activation, tile, upright=True)
     wide, rng = columns * (2 if gemm.gated else 1), np.random.default_rng(6)
-    stages, index, expert = 3, 1, 2
+    stages, index, expert, eights = 3, 1, 2, gemm.mma_rows // 8
     w_scales, x_scales = rng.random((3, gemm.blocks, gemm.k_tiles)), rng.random((128, stages))
     warp, lane = THREADS // 32, THREADS % 32
-    inside = (
-        2 * (lane % 4) + np.arange(2)[:, None, None] + 8 * np.arange(16)[:, None]
-    )  # row of weights: column, eight, thread
-    for part in range(gemm.m_tiles * gemm.tile.sharing):
+    for part, n in itertools.product(range(gemm.m_tiles * tile.parts), range(gemm.sums)):
         column = part * gemm.width
+        if tile.across:
+            places, kinds = fp8_across.places_of(expert, column, gemm)[n], fp8_across.kinds_of(column, gemm)
+        else:
+            places = fp8_upright.scale_places(expert, column, gemm)
+            kinds = [eight % len(places) for eight in range(eights)]
+        atom, first = (
+            (int(rng.integers(2)), n * gemm.mma_rows) if tile.across else (n, 0)
+        )  # of tokens, and row of weights
+        inside = first + 2 * (lane % 4) + np.arange(2)[:, None, None] + 8 * np.arange(eights)[:, None]
         if gemm.gated:
             offset = column + inside // 16 * 8 + inside % 8
             row, stored = offset + inside % 16 // 8 * columns, offset < columns
         else:
             row, stored = column + inside, column + inside < columns
-        blocks = fp8_upright.scale_places(expert, column, gemm)
-        acc: Any = rng.random((2, 2, 16, 2, 128))
+        acc: Any = rng.random((2, 2, eights, gemm.sums, 128))
         expected = acc.copy()
         for k in range(gemm.k_tiles):
-            for m_atom in range(2):
-                block_acc: Any = rng.random((2, 2, 16, 128))
-                factors: Any = np.zeros((2, len(blocks), 128))
-                scales: Any = x_scales
-                fp8_upright.load_factors(
-                    factors, m_atom, [w_scales.ravel()[start + k] for start in blocks], scales, index
-                )
-                fp8_upright.promote(acc, block_acc, m_atom, factors, (16, len(blocks)))
-                for half in range(2):
-                    token = 64 * m_atom + 16 * warp + lane // 4 + 8 * half
-                    factor = w_scales[expert, np.minimum(row, wide - 1) // 128, k] * x_scales[token, index]
-                    expected[:, half, :, m_atom] += factor * block_acc[:, half]
+            block_acc: Any = rng.random((2, 2, eights, 128))
+            factors: Any = np.zeros((2, len(places), 128))
+            scales: Any = x_scales
+            fp8_upright.load_factors(factors, atom, [w_scales.ravel()[start + k] for start in places], scales, index)
+            fp8_upright.promote(acc, block_acc, n, factors, kinds)
+            for half in range(2):
+                token = 64 * atom + 16 * warp + lane // 4 + 8 * half
+                factor = w_scales[expert, np.minimum(row, wide - 1) // 128, k] * x_scales[token, index]
+                expected[:, half, :, n] += factor * block_acc[:, half]
         got, expected = acc.swapaxes(1, 2), expected.swapaxes(1, 2)  # columns and eights first
         stored = np.broadcast_to(stored[:, :, None, None], got.shape)
         np.testing.assert_allclose(got[stored], expected[stored], rtol=1e-12)
@@ -154,6 +170,36 @@ def test_variants_are_of_upright_gemms():
     assert cute_fp8.gemms(few, unfused) == cute_fp8.gemms(few)
     with pytest.raises(AssertionError):
         Fp8Gemm(768, 1024, 8, "swiglu", Tile(2, 2, 128), quantises=True)
+
+
+def test_tiles_across_are_of_tall_tiles_and_of_whole_scales():
+    """Not the default; a first gemm without gates would have the columns of two scales, and a short sum has no lead."""
+    option = cute_fp8.Variant(across=(4, 3), lead=3)
+    first, second = cute_fp8.gemms(problem(rows=128 * 512), option)
+    assert (first.tile, second.tile) == (Tile(4, 2, 128, across=True), Tile(3, 2, 128, across=True))
+    assert (first.lead, second.lead, first.m_tiles, second.m_tiles) == (3, 3, 6, 11)
+    assert (first.width, second.width, first.tile.m, second.tile.m, first.sums, second.sums) == (
+        128,
+        192,
+        256,
+        192,
+        2,
+        1,
+    )
+    assert cute_fp8.gemms(problem(rows=128 * 300), option) == cute_fp8.gemms(problem(rows=128 * 300))
+    first, second = cute_fp8.gemms(problem(rows=128 * 512, activation="relu2", intermediate=256), option)
+    assert (first.tile.across, second.tile.across, second.lead) == (False, True, 0)
+    refused: list[tuple[Tile, dict[str, Any]]] = [
+        (Tile(3, 2, 128, across=True), {}),
+        (Tile(4, 2, 128, across=True), {"columns": 208}),
+        (Tile(4, 2, 128, across=True), {"upright": False}),
+        (Tile(4, 2, 128, across=True), {"lead": 5}),
+        (Tile(2, 2, 128), {"lead": 1, "inner": 128}),
+    ]
+    for tile, changed in refused:
+        given = {"columns": 768, "inner": 1024, "experts": 8, "activation": "swiglu", "upright": True} | changed
+        with pytest.raises(AssertionError):
+            Fp8Gemm(tile=tile, **given)
 
 
 def problem(**changed: Any):

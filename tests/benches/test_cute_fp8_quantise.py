@@ -20,7 +20,7 @@ from moe_routing_kernels.gemm.sm90.tile import RESERVED, SHARED_BYTES, Tile
 
 THREADS = np.arange(128)
 WARP, LANE = THREADS // 32, THREADS % 32
-TILE = Tile(2, 2, 128)
+TILE, ACROSS = Tile(2, 2, 128), Tile(4, 2, 128, across=True)
 
 
 class Memory:
@@ -119,25 +119,26 @@ class Pairs:
 
 def spread(rows, slab, gated):
     """The accumulators (2 columns, 2 tokens 8 apart, eights) of a slab per thread, of (tokens, columns) and, gated, of ups behind."""
-    token = 64 * slab + 16 * WARP + LANE // 4
-    found = np.zeros((2, 2, 16, 128), np.float32)
-    for eight in range(16):
+    token, width = 64 * slab + 16 * WARP + LANE // 4, rows.shape[1]
+    found = np.zeros((2, 2, width // 8, 128), np.float32)
+    for eight in range(width // 8):
         for half in range(2):
             for i in range(2):
                 inside = 2 * (LANE % 4) + i
-                column = (eight // 2 * 8 + inside + 64 * (eight % 2)) if gated else 8 * eight + inside
+                column = (eight // 2 * 8 + inside + width // 2 * (eight % 2)) if gated else 8 * eight + inside
                 found[i, half, eight] = rows[token + 8 * half, column]
     return found
 
 
-@pytest.mark.parametrize("activation", ["swiglu", "relu2"])
-def test_rows_are_those_that_are_rounded_and_then_quantised(lanes, activation):
+@pytest.mark.parametrize(("activation", "tile"), [("swiglu", TILE), ("relu2", TILE), ("swiglu", ACROSS)])
+def test_rows_are_those_that_are_rounded_and_then_quantised(lanes, activation, tile):
     """Elements and scales of 128 tokens; in one group, of zeros, the scale is 1."""
-    gemm = Fp8Gemm(768, 1024, 8, activation, TILE, upright=True, quantises=True)
+    gemm = Fp8Gemm(768, 1024, 8, activation, tile, upright=True, quantises=True)
     rng, width = np.random.default_rng(3), gemm.width
-    rows = (rng.standard_normal((128, 128)) * 2.0 ** rng.integers(-20, 20, (128, 1))).astype(np.float32)
+    columns = 2 * width if gemm.gated else width
+    rows = (rng.standard_normal((128, columns)) * 2.0 ** rng.integers(-20, 20, (128, 1))).astype(np.float32)
     rows[5] = 0
-    activated = rows[:, :64] * rows[:, 64:] if gemm.gated else rows
+    activated = rows[:, :width] * rows[:, width:] if gemm.gated else rows
     rounded = torch.tensor(activated).bfloat16().float().numpy()
     for slab in range(2):
         acc: Any = spread(rows, slab, gemm.gated)[:, :, :, None]

@@ -12,7 +12,14 @@ from moe_routing_kernels.formats.weights import WEIGHTS
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
-VARIANTS = [cute_fp8.Variant(fused=False)]
+VARIANTS = [
+    cute_fp8.Variant(fused=False),
+    cute_fp8.Variant(lead=1),
+    cute_fp8.Variant(across=(4, 4)),
+    cute_fp8.Variant(across=(4, 4), lead=1),
+    cute_fp8.Variant(across=(4, 3), lead=3),
+    cute_fp8.Variant(fused=False, across=(4, 3)),
+]
 
 
 def drawn(problem: Experts) -> dict[str, torch.Tensor]:
@@ -38,9 +45,9 @@ def drawn(problem: Experts) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("activation", ["swiglu", "relu2"])
-@pytest.mark.parametrize(("rows", "inner"), [(7 * 100, 320), (7 * 600, 768), (7 * 600, 448)])
-def test_the_same_bits_in_every_variant(rows, inner, activation, variant):
-    problem = Experts(rows, 352, inner, 7, "bf16", "fp8_block128", "e4m3_block128", activation=activation)
+@pytest.mark.parametrize(("rows", "hidden", "inner"), [(700, 352, 320), (4200, 352, 768), (4200, 1056, 448)])
+def test_the_same_bits_in_every_variant(rows, hidden, inner, activation, variant):
+    problem = Experts(rows, hidden, inner, 7, "bf16", "fp8_block128", "e4m3_block128", activation=activation)
     given = drawn(problem)
     both = [torch.zeros(rows, problem.hidden, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
     for y, option in zip(both, (cute_fp8.FASTEST, variant), strict=True):

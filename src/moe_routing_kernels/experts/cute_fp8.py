@@ -8,7 +8,8 @@ FLOPs: 6 R H I for R rows, at twice the rate of 16 bits. Floor: those, or weight
 at the bandwidth of a copy. Threads scale the accumulators of each 128 along K: with few rows by two instructions per accumulator, with many by
 one, which takes a quarter of the cycles of the tensor cores, at the same time.
 
-`Variant` also keeps an unfused one that was 4 to 6 % slower at T=16384 (notebook.md); tests compare the variants.
+`Variant` also keeps an unfused one that was 4 to 6 % slower at T=16384 (notebook.md), and tiles across the warpgroups (`fp8_across`), which no
+GPU has run yet and nothing chooses; tests compare the variants.
 
 Invariant: a row is written by the tiles of its own expert alone; rows of no expert are read, but never written by the GEMMs.
 """
@@ -47,6 +48,10 @@ class Variant:
     """How upright GEMMs run; the default was the fastest."""
 
     fused: bool = True  # the first GEMM quantises its results, and nothing runs between both
+    # Of tall tiles: MMAs of 64 rows of weights that each warpgroup of the first, and of the second, GEMM has with half of the tokens (4, or 3
+    # if it has no gates); 0: the warpgroups divide the weights instead. And the sums that the first warpgroup is ahead.
+    across: tuple[int, int] = (0, 0)
+    lead: int = 0
 
 
 FASTEST = Variant()
@@ -79,13 +84,17 @@ def gemms(problem: Experts, variant: Variant = FASTEST, target: Target = MEASURE
     pair = []
     for columns, depth, activation in ((inner, hidden, problem.activation), (hidden, inner, "")):
         gated = problem.gated and bool(activation)
-        tile = _UPRIGHT[problem.mean_rows >= _TALL_ROWS * experts]
+        quantises, tall = variant.fused and bool(activation), problem.mean_rows >= _TALL_ROWS * experts
+        tile, m_atoms = _UPRIGHT[tall], variant.across[len(pair)]
+        if tall and m_atoms and (gated or not quantises):
+            tile = Tile(m_atoms, 2, tile.tokens, across=True)
         upright = problem.mean_rows > FEW_ROWS * experts and stands(columns, gated, problem.biased, tile)
         if not upright:
             tile = choose_tile(problem.mean_rows, experts, columns * (2 if gated else 1), target.multiprocessors)
         gemm = Fp8Gemm(columns, depth // 2, experts, activation, tile, biased=problem.biased, upright=upright)
         if upright:
-            gemm = replace(gemm, quantises=variant.fused and bool(activation))
+            gemm = replace(gemm, quantises=quantises)
+            gemm = replace(gemm, lead=variant.lead if tall and gemm.k_tiles >= gemm.stages else 0)
         pair.append(gemm)
     first, second = pair
     return first, second

@@ -6,7 +6,8 @@ and blocks b of 128 neighbours k; s are the scales of rows, t of 128 x 128 weigh
 Strategy, tiles and invariants are those of `grouped_gemm`, whose loads are used as they are: tensor maps see pairs of numbers as one of 16
 bits, and a stage is 128 bytes of each row. The three warps that have nothing to load there bring the rows' scales. Rows are packed, tiles are
 shared and have one variant, and GEMMs do not overlap. The accumulators of a block and those of the tile take registers both, so a tile has
-two MMAs of 64 rows times up to 128 tokens per warpgroup. With many rows A and B are not swapped: tokens are on the M side (`fp8_upright`).
+two MMAs of 64 rows times up to 128 tokens per warpgroup. With many rows A and B are not swapped: tokens are on the M side (`fp8_upright`), and
+the warpgroups may halve a tile's tokens instead of its weights (`fp8_across`).
 """
 
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from moe_routing_kernels.cute.cache import cached
 from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
-from moe_routing_kernels.gemm.sm90 import ARCH, epilogue, fp8_quantise, fp8_upright
+from moe_routing_kernels.gemm.sm90 import ARCH, epilogue, fp8_across, fp8_quantise, fp8_upright
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import BLOCK, Fp8Gemm, load_scales, mainloop, scale_places
 from moe_routing_kernels.gemm.sm90.grouped_gemm import GroupedGemmKernel, k_major_stages, weight_layout
 from moe_routing_kernels.gemm.sm90.loads import load_packed, load_weights, weight_boxes
@@ -121,7 +122,7 @@ class Fp8GemmKernel(GroupedGemmKernel):
         tile = self.gemm.tile
         if not self.gemm.upright:
             return super().accumulator()
-        return cute.make_rmem_tensor((2, 2, MMA_M * tile.m_atoms // 8, tile.tokens // MMA_M), Float32)
+        return cute.make_rmem_tensor((2, 2, MMA_M * tile.m_atoms // 8, self.gemm.mmas), Float32)
 
     @cute.jit
     def begin(self, acc: cute.Tensor, results: Any, expert: Int32, column: Int32):
@@ -146,13 +147,18 @@ class Fp8GemmKernel(GroupedGemmKernel):
         """By a consumer warpgroup: the main loop of a tile, whose place is (expert, row, end, column), from a stage on."""
         gemm = cutlass.const_expr(self.gemm)
         expert, row, end, column = place
-        of_group = (MMA_M * gemm.tile.m_atoms, BLOCK, gemm.stages)
-        w_stages = cute.local_tile(in_numbers(shared.w, operands.w_layout), of_group, (share, 0, 0))
-        stages = (w_stages, in_numbers(shared.x, operands.x_layout), shared.x_scales, operands.w_scales)
-        if cutlass.const_expr(gemm.upright):
+        w_stages, x_stages = in_numbers(shared.w, operands.w_layout), in_numbers(shared.x, operands.x_layout)
+        if cutlass.const_expr(not gemm.tile.across):
+            of_group = (MMA_M * gemm.tile.m_atoms, BLOCK, gemm.stages)
+            w_stages = cute.local_tile(w_stages, of_group, (share, 0, 0))
+        stages = (w_stages, x_stages, shared.x_scales, operands.w_scales)
+        if cutlass.const_expr(gemm.tile.across):
+            rows = cute.arch.make_warp_uniform(end - row - share * MMA_M)
+            fp8_across.mainloop(*stages, expert, column, acc, rows, share, *stage, gemm)
+        elif cutlass.const_expr(gemm.upright):
             places = fp8_upright.scale_places(expert, column, gemm)
             live = cute.arch.make_warp_uniform((end - row + (MMA_M - 1)) // MMA_M)
-            fp8_upright.mainloop(*stages, places, acc, live, *stage, gemm)
+            fp8_upright.mainloop(*stages, places, acc, live, share, *stage, gemm)
         else:
             mainloop(*stages, scale_places(expert, column, gemm), acc, *stage, gemm)
 
@@ -162,6 +168,9 @@ class Fp8GemmKernel(GroupedGemmKernel):
     ):
         """By a consumer warpgroup: the epilogue of a tile."""
         gemm, buffer = cutlass.const_expr(self.gemm), self.buffer(shared, consumer)
+        if cutlass.const_expr(gemm.tile.across):
+            row, end, column = place
+            place = (row + share * MMA_M, end, column)
         if cutlass.const_expr(gemm.quantises):
             to = (results.out, results.out_scales, *place)
             fp8_quantise.store(acc, buffer, shared.largest, slot, *to, share, gemm)

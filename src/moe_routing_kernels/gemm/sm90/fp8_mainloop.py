@@ -32,12 +32,11 @@ LOADERS = WARPGROUP - WARP  # threads that load scales
 
 def stands(columns: int, gated: bool, biased: bool, tile: Tile) -> bool:
     """Whether a GEMM can be upright: all gates of a warpgroup have one block's scales, and so have all ups."""
-    return (
-        not biased
-        and (columns % MMA_M == 0 or not gated)
-        and tile.m_atoms == tile.warpgroups == 2
-        and tile.tokens % MMA_M == 0
-    )
+    if biased or (gated and columns % MMA_M):
+        return False
+    if tile.across:
+        return tile.tokens == 2 * MMA_M and (tile.m_atoms == 4 or not gated)
+    return tile.m_atoms == tile.warpgroups == 2 and tile.tokens % MMA_M == 0
 
 
 @dataclass(frozen=True)
@@ -46,15 +45,36 @@ class Fp8Gemm(GroupedGemm):
 
     upright: bool = False  # A and B are not swapped: tokens stand on the M side of the MMA, weights on the N side
     quantises: bool = False  # upright, its results are e4m3 with scales, as rows are
+    lead: int = 0  # upright, blocks' sums that the first warpgroup's MMAs have made when the second begins a tile
 
     def __post_init__(self) -> None:
         """Check the kernel's assumptions."""
         super().__post_init__()
         tile = self.tile
         assert not (self.top_k or self.waits or self.signals or tile.pingpong or tile.narrowest), self
-        assert tile.m_atoms * tile.tokens + tile.tokens <= 384, "accumulators of a tile and of a block fill registers"
-        assert self.upright or not self.quantises, self
+        of_block = self.mma_rows * MMA_M if self.upright else MMA_M * tile.tokens
+        of_tile = tile.m * tile.tokens // tile.warpgroups
+        assert of_tile + of_block <= 192 * WARPGROUP, "accumulators of a tile and of a block fill registers"
+        assert self.upright or not (self.quantises or self.lead or tile.across), self
+        assert not (self.quantises and self.width > BLOCK), "a warpgroup has the columns of one scale, or half of them"
+        # A warpgroup that is a whole ring ahead waits, so a second tile is never announced before the first has begun.
+        assert not self.lead or (self.k_tiles >= self.stages and self.lead <= self.sums * (self.stages - 2)), self
         assert not self.upright or stands(self.columns, self.gated, self.biased, tile), self
+
+    @property
+    def mma_rows(self) -> int:
+        """Upright, rows of weights that an MMA takes."""
+        return 3 * MMA_M if self.tile.m_atoms == 3 else BLOCK
+
+    @property
+    def mmas(self) -> int:
+        """Upright, MMAs of 64 tokens that a warpgroup has."""
+        return self.tile.tokens // MMA_M // (self.tile.warpgroups if self.tile.across else 1)
+
+    @property
+    def sums(self) -> int:
+        """Upright, sums of a stage that a warpgroup scales, one after the other: their accumulators are the same."""
+        return self.tile.m // self.mma_rows if self.tile.across else self.mmas
 
     @property
     def epi_tokens(self) -> int:
@@ -139,14 +159,16 @@ def tiled_mma(width: int) -> Any:
 
 
 def fragments(left: cute.Tensor, right: cute.Tensor, width: int) -> tuple[cute.Tensor, cute.Tensor]:
-    """Stages (rows, 128, stages) and (width, 128, stages) as operands: (_, MMAs of 64 rows or 1, MMAs of a stage, stages)."""
+    """Stages (rows, 128, stages) of both sides as operands: (_, MMAs of 64 rows or of `width`, MMAs of a stage, stages)."""
     mma = tiled_mma(width)
     thread_mma = mma.get_slice(0)
     return mma.make_fragment_A(thread_mma.partition_A(left)), mma.make_fragment_B(thread_mma.partition_B(right))
 
 
-def multiply_block(a: cute.Tensor, b: cute.Tensor, block_acc: cute.Tensor, m_atom: int, index: Any) -> None:
-    """Issue the MMAs of 64 rows of a stage of a, and of all of that of b; `block_acc` is overwritten."""
+def multiply_block(
+    a: cute.Tensor, b: cute.Tensor, block_acc: cute.Tensor, m_atom: int, index: Any, n_atom: int = 0
+) -> None:
+    """Issue the MMAs of 64 rows of a stage of a, and of as many of b as an MMA takes; `block_acc` is overwritten."""
     width = 8 * block_acc.shape[2]
     mma = tiled_mma(width)  # a new one, as values set here may not leave this branch
     results = cute.make_tensor(block_acc.iterator, cute.make_layout(((2, 2, width // 8), 1, 1)))
@@ -155,7 +177,9 @@ def multiply_block(a: cute.Tensor, b: cute.Tensor, block_acc: cute.Tensor, m_ato
         mma.set(warpgroup.Field.ACCUMULATE, n > 0)
         rows = a[None, m_atom, n, index]
         rows = cute.make_tensor(rows.iterator, cute.append_ones(rows.layout))
-        cute.gemm(mma, results, rows, b[None, None, n, index], results)
+        others = b[None, n_atom, n, index]
+        others = cute.make_tensor(others.iterator, cute.append_ones(others.layout))
+        cute.gemm(mma, results, rows, others, results)
     warpgroup.commit_group()
 
 

@@ -161,7 +161,7 @@ def store(
 
     Their scales go to out_scales (R, blocks of columns).
     """
-    m_atoms, lane = cutlass.const_expr(gemm.tile.tokens // MMA_M), cute.arch.lane_idx()
+    m_atoms, lane = cutlass.const_expr(gemm.mmas), cute.arch.lane_idx()
     rounded = cute.make_rmem_tensor((gemm.width // 4, m_atoms), Uint32)
     shared = cutlass.const_expr(gemm.width < BLOCK)  # both warpgroups have columns of a scale
     first = row + cute.arch.warp_idx() % 4 * WARP_ROWS

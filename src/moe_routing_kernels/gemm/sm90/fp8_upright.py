@@ -9,6 +9,7 @@ Invariants:
 - A warp alone writes and reads its part of the epilogue's buffer.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
@@ -19,8 +20,8 @@ from cutlass.cute.nvgpu import warp, warpgroup
 from moe_routing_kernels.cute import WARP
 from moe_routing_kernels.gemm.sm90.epilogue import activate
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import BLOCK, WARP_ROWS, Fp8Gemm, fragments, multiply_block
-from moe_routing_kernels.gemm.sm90.pipeline import advance, release
-from moe_routing_kernels.gemm.sm90.tile import MMA_M, VECTOR
+from moe_routing_kernels.gemm.sm90.pipeline import LEAD, advance, release
+from moe_routing_kernels.gemm.sm90.tile import MMA_M, VECTOR, WARPGROUP
 
 
 def scale_places(expert: Any, column: Any, gemm: Fp8Gemm) -> list:
@@ -33,30 +34,48 @@ def scale_places(expert: Any, column: Any, gemm: Fp8Gemm) -> list:
     return [(expert * gemm.blocks + first // BLOCK) * gemm.k_tiles for first in firsts]
 
 
+def first_token(m_atom: Any) -> Any:
+    """The first of the two tokens of a tile, 8 apart, that a thread has in an MMA."""
+    return m_atom * MMA_M + cute.arch.warp_idx() % 4 * WARP_ROWS + cute.arch.lane_idx() // 4
+
+
 def load_factors(factors: cute.Tensor, m_atom: int, w_scales: list, x_scales: cute.Tensor, index: Any) -> None:
     """Write the products of the scales of a thread's tokens of an MMA, 8 apart, and of the weights to factors (2, scales of weights).
 
     x_scales (tokens, stages) are those of the tile's tokens.
     """
-    token = m_atom * MMA_M + cute.arch.warp_idx() % 4 * WARP_ROWS + cute.arch.lane_idx() // 4
+    token = first_token(m_atom)
     for half in range(2):
         for n, w_scale in enumerate(w_scales):
             factors[half, n] = x_scales[token + 8 * half, index] * w_scale
 
 
-def promote(
-    acc: cute.Tensor, block_acc: cute.Tensor, m_atom: int, factors: cute.Tensor, counts: tuple[int, int]
-) -> None:
+def promote(acc: cute.Tensor, block_acc: cute.Tensor, m_atom: int, factors: cute.Tensor, kinds: Sequence[int]) -> None:
     """Add a block's scaled accumulators, (2 columns, 2 tokens 8 apart, eights), to those of the tile, (2, 2, eights, MMAs).
 
-    `counts` are those of eights and of factors per token: one for all eights, or in turns for gates and ups.
+    `kinds` names, for each of the eights, which of a token's factors is its own.
     """
-    eights, kinds = counts
-    for eight in range(eights):
+    for eight, kind in enumerate(kinds):
         for half in range(2):
             for column in range(2):
-                scaled = factors[half, eight % kinds] * block_acc[column, half, eight]
+                scaled = factors[half, kind] * block_acc[column, half, eight]
                 acc[column, half, eight, m_atom] = acc[column, half, eight, m_atom] + scaled
+
+
+@cute.jit
+def await_lead(share: Int32, gemm: cutlass.Constexpr):
+    """By a warpgroup before its first MMA of a tile: the second waits until the first is `lead` sums ahead."""
+    if cutlass.const_expr(gemm.lead):
+        if share == 1:
+            cute.arch.barrier(barrier_id=LEAD, number_of_threads=2 * WARPGROUP)
+
+
+@cute.jit
+def announce(number: cutlass.Constexpr, k: Int32, share: Int32, gemm: cutlass.Constexpr):
+    """By a warpgroup after the MMAs of a sum of stage k, and ahead of its scaling: the first tells the second to begin."""
+    if cutlass.const_expr(gemm.lead and number == (gemm.lead - 1) % gemm.sums):
+        if (k == (gemm.lead - 1) // gemm.sums) & (share == 0):
+            cute.arch.barrier_arrive(barrier_id=LEAD, number_of_threads=2 * WARPGROUP)
 
 
 @cute.jit
@@ -68,6 +87,7 @@ def mainloop(
     places: list,
     acc: cute.Tensor,
     live: Int32,
+    share: Int32,
     full: cute.Pointer,
     empty: cute.Pointer,
     index: Int32,
@@ -81,8 +101,9 @@ def mainloop(
     rows, m_atoms = cutlass.const_expr(MMA_M * gemm.tile.m_atoms), cutlass.const_expr(gemm.tile.tokens // MMA_M)
     a, b = fragments(x_stages, w_stages, rows)
     block_acc = cute.make_rmem_tensor((2, 2, rows // 8), Float32)
-    counts = cutlass.const_expr((rows // 8, len(places)))
+    kinds = cutlass.const_expr([eight % len(places) for eight in range(rows // 8)])  # gates and ups in turns
     factors = cute.make_rmem_tensor((2, len(places)), Float32)
+    await_lead(share, gemm)
     for k in cutlass.range(gemm.k_tiles, unroll=1):
         w_scales = [scales[start + k] for start in places]
         cute.arch.mbarrier_wait(full + index, phase)
@@ -91,11 +112,12 @@ def mainloop(
                 multiply_block(a, b, block_acc, m_atom, index)
                 load_factors(factors, m_atom, w_scales, x_scales, index)
                 warpgroup.wait_group(0)
+            announce(m_atom, k, share, gemm)
             if cutlass.const_expr(m_atom == m_atoms - 1):
                 cute.arch.sync_warp()  # all lanes have read their scales
                 release(empty + index)
             if m_atom < live:
-                promote(acc, block_acc, m_atom, factors, counts)
+                promote(acc, block_acc, m_atom, factors, kinds)
         index, phase = advance(index, phase, gemm.stages)
 
 
@@ -126,7 +148,7 @@ def store(
     atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), out.element_type)
     place = matrix_place(lane, gemm.epi_pitch, VECTOR)
     token, part = lane // lanes, lane % lanes * VECTOR
-    for m_atom in cutlass.range_constexpr(gemm.tile.tokens // MMA_M):
+    for m_atom in cutlass.range_constexpr(gemm.mmas):
         first = row + m_atom * MMA_M + warp_of_group * WARP_ROWS
         for start in cutlass.range_constexpr(0, gemm.width, MMA_M):
             if first < end:

@@ -166,7 +166,7 @@ class GroupedGemmKernel:
             if cutlass.const_expr(gemm.moves_registers):
                 cute.arch.setmaxregister_increase(gemm.registers[1])
             consumer = group if cutlass.const_expr(gemm.producer) else group - 1
-            share = consumer if cutlass.const_expr(tile_shape.sharing > 1) else 0  # of the tile's weights
+            share = consumer if cutlass.const_expr(tile_shape.sharing > 1) else 0  # of the tile's weights or tokens
             acc = self.accumulator()
             index, phase, slot = Int32(0), Int32(0), Int32(0)
             if cutlass.const_expr(tile_shape.pingpong):
@@ -177,7 +177,8 @@ class GroupedGemmKernel:
                 stride *= 2
             while tile < tiles:
                 expert, row, end, m_tile = locate(tile, starts, first_tiles, gemm)
-                column = (m_tile * tile_shape.sharing + share) * gemm.width
+                part = share if cutlass.const_expr(tile_shape.parts > 1) else 0
+                column = (m_tile * tile_shape.parts + part) * gemm.width
                 self.begin(acc, results, expert, column)
                 # main loop
                 place = (expert, row, end, column)

@@ -18,6 +18,7 @@ EPILOGUE = 1  # from it on: one per consumer warpgroup, around its buffer
 MAINLOOP = (
     3  # from it on: one per consumer warpgroup of a ping-pong, whose turn it is; where none takes turns, all consumers'
 )
+LEAD = MAINLOOP + 1  # where none takes turns: the first of two warpgroups lets the second begin
 
 
 def allocate_barriers(allocator: Any, stages: int) -> tuple[cute.Pointer, cute.Pointer]:

@@ -41,11 +41,15 @@ class Tile:
     )
     lag: int = 0  # stages by which the second of two warpgroups that share a tile follows the first
     by_warp: bool = False  # warps store by themselves, 16 columns each; gated: an MMA of gates and an MMA of their ups
+    across: bool = False  # each of two warpgroups multiplies all weights of the tile and half of its tokens
 
     def __post_init__(self) -> None:
         """Check the kernel's assumptions."""
-        assert self.m_atoms in (1, 2) and self.warpgroups in (1, 2), "one or two warpgroups have 64 or 128 rows each"
-        assert self.tokens % 8 == 0 and 8 <= self.tokens <= (256, 192)[self.m_atoms - 1], "accumulators fill registers"
+        assert self.m_atoms in ((3, 4) if self.across else (1, 2)), "a warpgroup has 64 or 128 rows, or all of the tile"
+        assert self.warpgroups == 2 if self.across else self.warpgroups in (1, 2), "one or two warpgroups"
+        most = 128 if self.across else (256, 192)[self.m_atoms - 1]
+        assert self.tokens % 8 == 0 and 8 <= self.tokens <= most, "accumulators fill registers"
+        assert not (self.across and (self.pingpong or self.narrowest)), "tiles across are shared and have one variant"
         assert self.warpgroups == 2 or not self.pingpong, "two take turns"
         assert self.narrowest % 8 == 0 and 0 <= self.narrowest <= self.tokens, "variants are multiples of 8 tokens"
         assert self.grain % 8 == 0 and (self.tokens - self.narrowest) % self.grain == 0, "the widest is one of them"
@@ -69,9 +73,14 @@ class Tile:
         return 1 if self.pingpong else self.warpgroups
 
     @property
+    def parts(self) -> int:
+        """Parts into which the warpgroups divide a tile's weights."""
+        return 1 if self.across else self.sharing
+
+    @property
     def m(self) -> int:
         """Rows of weights."""
-        return MMA_M * self.m_atoms * self.sharing
+        return MMA_M * self.m_atoms * self.parts
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,7 @@ class GroupedGemm:
     @property
     def m_tiles(self) -> int:
         """Tiles side by side in a row of the result."""
-        return math.ceil(self.columns / (self.width * self.tile.sharing))
+        return math.ceil(self.columns / (self.width * self.tile.parts))
 
     @property
     def epi_tokens(self) -> int:
