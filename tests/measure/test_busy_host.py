@@ -12,7 +12,7 @@ from moe_routing_bench.measure import verify
 from moe_routing_bench.measure.candidate import Candidate
 from moe_routing_bench.measure.host_timer import HostTimer
 
-TRIES = int(os.environ.get("MOE_ROUTING_BENCH_TRIES", "8"))
+TRIES = int(os.environ.get("MOE_ROUTING_BENCH_TRIES", "4"))
 pytestmark = pytest.mark.slow
 
 

@@ -65,7 +65,8 @@ FUNCTIONS = {"layer": layer, "dropping": dropping, "fused_experts": fused_expert
 FUNCTIONS |= {f"stages_{layout}": in_stages(layout) for layout in ("padded", "block64")}
 # Compiling takes all the time: `make test` has the whole layer, with and without a bound of its capacity.
 FAST = ("layer", "dropping")
-EVERY = [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in FUNCTIONS]
+# Each is trained, which has its forward pass, too; those of `make test` are also compiled for inference.
+TRAINED = [pytest.param(name, True, marks=() if name in FAST else pytest.mark.slow) for name in FUNCTIONS]
 
 
 def drawn(tokens: int, training: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -94,8 +95,7 @@ def count(function: Callable[..., Tensor], training: bool, marked: bool, dtype: 
     return graphs.frame_count
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(("name", "training"), [*TRAINED, *((name, False) for name in FAST)])
 def test_one_graph_serves_any_number_of_tokens(name: str, training: bool) -> None:
     """At once, as the dimension is marked."""
     assert count(FUNCTIONS[name], training, True, torch.float32) == 1
@@ -122,8 +122,10 @@ def test_so_where_kernels_keep_sums(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert count(FUNCTIONS[name], True, True, torch.bfloat16, SIZES[:6]) == 1 and asked
 
 
-@pytest.mark.parametrize("training", [pytest.param(False, marks=pytest.mark.slow), True], ids=["inference", "training"])
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    ("name", "training"),
+    [*TRAINED, *(pytest.param(name, False, marks=pytest.mark.slow) for name in FAST)],
+)
 def test_no_token_and_one_are_right(name: str, training: bool) -> None:
     """torch compiles both apart from all others."""
     assert count(FUNCTIONS[name], training, False, torch.float32, (5, 0, 1, 7, 0, 1, 8)) <= 4

@@ -106,7 +106,7 @@ def test_what_is_missing_is_compiled_once_side_by_side(copied: Path) -> None:
 def test_no_number_of_tokens_is_left_out(
     name: str, training: bool, asked: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some numbers are asked for, and these make every choice that any makes: here every seventh, and those around powers of two."""
+    """Some numbers are asked for, and these make every choice that any makes: here every 29th, and those around powers of two."""
     if training and PRESETS[name].activation != "swiglu":
         pytest.skip("has no kernels for its backward pass")
     some = ops.prepare(**sizes(name, training=training))
@@ -114,7 +114,7 @@ def test_no_number_of_tokens_is_left_out(
     monkeypatch.setattr(
         preparation,
         "_numbers",
-        lambda most: sorted({*range(1, most, 7), *(1 << n for n in range(15)), *(1 + (1 << n) for n in range(14))}),
+        lambda most: sorted({*range(1, most, 29), *(1 << n for n in range(15)), *(1 + (1 << n) for n in range(14))}),
     )
     ops.prepare(**sizes(name, training=training))
     assert asked["kernels"] <= found and some == len(found)
@@ -249,9 +249,9 @@ def test_where_experts_have_no_kernels_those_around_them_are_compiled(other: dic
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100a", "sm_120a"])
-def test_kernels_around_experts_compile_for_other_architectures(arch: str, folder: Path) -> None:
-    assert ops.prepare(**SMALL | {"arch": arch}, training=True) == len(cache.objects()) > 3
+def test_kernels_around_experts_compile_for_an_architecture_without_those(folder: Path) -> None:
+    """One that test_cute_compile has not."""
+    assert ops.prepare(**SMALL | {"arch": "sm_120a"}, training=True) == len(cache.objects()) > 3
 
 
 def test_another_thread_runs_kernels_while_one_notes(monkeypatch: pytest.MonkeyPatch) -> None:

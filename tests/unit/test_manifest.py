@@ -1,6 +1,7 @@
 """Manifests: computed from the rows, refused where they contradict them, and valid for every published run."""
 
 import functools
+import shutil
 import sys
 from pathlib import Path
 
@@ -38,8 +39,10 @@ ROW = {
 
 @pytest.fixture
 def stored(tmp_path, monkeypatch):
-    """Writes rows of a run where there is no history."""
+    """Writes rows of a run where there is no history, and one config: reading all of the repository's takes half a second a manifest."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "config").mkdir()
+    shutil.copy(ROOT / "config/config.yaml", tmp_path / "config")
     monkeypatch.setattr(manifest, "_git", lambda *words: None)
     return lambda *changes: rows.write(paths.measurements("cpu"), [ROW | change for change in changes], "")
 
