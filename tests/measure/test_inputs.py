@@ -456,6 +456,16 @@ def test_rows_have_the_digests_that_they_have_alone(size: int) -> None:
         rows[2, place] ^= 128
 
 
+@pytest.mark.parametrize("size", [5, 16, 8 * (1 << 17), 8 * 5 * (1 << 17) + 40])
+def test_digests_of_a_gpu_are_those_of_a_cpu(monkeypatch, size: int) -> None:
+    """By products and sums, of two parts of the three rows at a time."""
+    rows = torch.randint(0, 256, (3, size + 512), dtype=torch.uint8)[:, 256 : 256 + size]
+    known = memory.digests(rows, 5).tolist()
+    monkeypatch.setattr(memory, "_has_mv", lambda rows: False)
+    monkeypatch.setattr(memory, "_AT_A_TIME", 6 << 20)
+    assert memory.digests(rows, 5).tolist() == known
+
+
 @pytest.mark.parametrize(
     ("tensor", "length"),
     [(torch.zeros(3, 4), 48), (torch.zeros(3, 4)[:, :2], 40), (torch.zeros(4, 3).T, 48), (torch.zeros(0, 4), 0)],

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from moe_routing_bench.benches.checks import Check
-from moe_routing_bench.measure import leftovers
+from moe_routing_bench.measure import leftovers, memory
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
+from moe_routing_bench.measure.inputs import Sets
 
 JOB: Any = None  # a judge hands it on
 
@@ -98,3 +99,96 @@ def test_a_tensor_that_computes_when_it_is_read_is_not_read() -> None:
     sets: Any = SimpleNamespace(outputs=given, poison=lambda: None, extents=lambda: [])
     with pytest.raises(Failure, match="after a timed turn: y: Lazy, not a plain tensor"):
         leftovers.judge(JOB, Candidate("a", [], timer=timer), sets, 0.0)
+
+
+class Large(Sets):
+    """Six sets of an output of 4 KiB, which counts as large; the right answer of a set is its number."""
+
+    def __init__(self) -> None:
+        self._outputs = {"y": memory.Guarded(torch.zeros(1024), 6)}
+        self._key, self.outputs = 5, [{"y": tensor} for tensor in self._outputs["y"].tensors]
+        self._loaded: Any = [object() for _ in range(6)]
+        self._inputs = self._shared = {}
+
+    def write(self, i: int, last: int = 1024) -> None:
+        self.outputs[i]["y"][:last] = float(i)
+
+
+@pytest.fixture
+def large(monkeypatch):
+    """A candidate whose sets are right, and whose next turns are looked at in part; the sets that are compared with the reference."""
+    monkeypatch.setattr(leftovers, "_SMALL", {"cpu": 0})
+    monkeypatch.setattr(leftovers.secrets, "randbelow", lambda below: 1)
+    compared, sets = [], Large()
+    monkeypatch.setattr(leftovers, "difference", lambda job, candidate, sets, i: compared.append(i) or Check())
+    for i in range(6):
+        sets.write(i)
+    candidate = Candidate("a", [], timer=Timer(), whole_turn=0, turns_laid=1)
+    candidate.digests = {id(sets.draw_of(i)): digest for i, digest in sets.digests(dict.fromkeys(range(6))).items()}
+    candidate.timer.calls = 6
+    return candidate, sets, compared
+
+
+def test_a_turn_of_large_outputs_leaves_places_that_cannot_be_foreseen(large) -> None:
+    candidate, sets, compared = large
+    state, places = torch.get_rng_state(), []
+    for _ in range(2):
+        leftovers.lay(candidate, sets)
+        lost = [set(tensor["y"].isnan().nonzero().flatten().tolist()) for tensor in sets.outputs]
+        assert 100 < len(lost[0]) <= leftovers._SCARS and lost == [lost[0]] * 6
+        places.append(lost[0])
+        for i in range(6):
+            sets.write(i)
+        leftovers.judge(JOB, candidate, sets, 0.0)
+    assert len(places[0] & places[1]) < 150 and compared == [], "all were written"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("last", [0, 900])
+def test_a_set_that_a_turn_has_not_written_in_whole_is_compared(large, last: int) -> None:
+    candidate, sets, compared = large
+    leftovers.lay(candidate, sets)
+    for i in range(6):
+        sets.write(i, last if i == 4 else 1024)
+    leftovers.judge(JOB, candidate, sets, 0.0)
+    assert compared == [4]
+
+
+def test_zeros_are_found_where_all_places_were_written(large, monkeypatch) -> None:
+    """By the bits of some sets, which cannot be foreseen: here of all."""
+    candidate, sets, compared = large
+    monkeypatch.setattr(leftovers, "_compared", lambda candidate, sets: 5)
+    leftovers.lay(candidate, sets)
+    monkeypatch.setattr(leftovers.memory, "some", lambda count, of: list(range(of))[:count])
+    sets._outputs["y"].whole[:, 512:-512] = 0
+    leftovers.judge(JOB, candidate, sets, 0.0)
+    assert compared and set(compared) <= {1, 2, 3, 4}, "zeros are the answer of set 0"
+
+
+def test_returned_memory_is_looked_at_where_it_was_not_written(large) -> None:
+    candidate, sets, compared = large
+    candidate.timer.returned = [{"y": torch.full((1024,), float(i))} for i in range(6)]
+    leftovers.lay(candidate, sets)
+    assert all(returned["y"].isnan().any() for returned in candidate.timer.returned)
+    for i in (0, 1, 2, 4, 5):
+        candidate.timer.returned[i]["y"].fill_(float(i))
+    leftovers.judge(JOB, candidate, sets, 0.0)
+    assert compared == [3], "and the buffers that no call writes are left out"
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_one_of_the_first_turns_is_looked_at_in_whole(large, number: int) -> None:
+    candidate, sets, _ = large
+    candidate.whole_turn, candidate.turns_laid = number, 0
+    whole = []
+    for _ in range(4):
+        leftovers.lay(candidate, sets)
+        whole.append(candidate.laid is None and bool(sets.outputs[0]["y"].isnan().all()))
+    assert whole == [i == number for i in range(4)] and 0 <= Candidate("b", []).whole_turn < 3
+
+
+def test_small_outputs_are_always_looked_at_in_whole(large, monkeypatch) -> None:
+    candidate, sets, _ = large
+    monkeypatch.setattr(leftovers, "_SMALL", {"cpu": 6 * 4096})
+    leftovers.lay(candidate, sets)
+    assert candidate.laid is None and all(tensor["y"].isnan().all() for tensor in sets.outputs)

@@ -1,10 +1,13 @@
 """An implementation on its way through a cell."""
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from moe_routing_bench.benches.checks import Check
+
+LEAST_TURNS = 3  # that every implementation takes
 
 
 class Failure(Exception):
@@ -42,6 +45,9 @@ class Candidate:
         default_factory=list
     )  # of a call, in each long turn, mJ; none where the board does not count
     digests: dict[int, int] = field(default_factory=dict)  # of outputs that were right, by the draw's identity
+    laid: Any = None  # what `leftovers` looks for after the turn
+    turns_laid: int = 0
+    whole_turn: int = field(default_factory=lambda: secrets.randbelow(LEAST_TURNS))
     fields: dict[str, object] = field(default_factory=dict)
     twin: "Candidate | None" = None
 
@@ -59,4 +65,4 @@ class Candidate:
         """Drop what was sampled, to sample again."""
         for entry in self.entries:
             entry.blocks, entry.clocks, entry.powers, entry.slow, entry.energies, entry.spans = [], [], [], [], [], []
-            entry.turns = []
+            entry.turns, entry.turns_laid, entry.whole_turn = [], 0, secrets.randbelow(LEAST_TURNS)

@@ -112,14 +112,19 @@ class Sets:
         for output in self._outputs.values():
             output.poison()
 
-    def scar(self) -> dict[str, Tensor]:
-        """Fill a few elements of every output with that, the same ones in all sets; returns their places."""
-        return {name: memory.scar(output.rows(0, 1), output.tensors[0]) for name, output in self._outputs.items()}
+    def scar(self, count: int = memory.SCARS) -> dict[str, Tensor]:
+        """Fill `count` elements of every output with that, the same ones in all sets; returns their places."""
+        return {
+            name: memory.scar(output.rows(0, 1), output.tensors[0], count) for name, output in self._outputs.items()
+        }
 
-    def scarred(self, places: dict[str, Tensor], count: int) -> bool:
-        """Whether one of those elements is left as it was, in the first `count` sets."""
-        wholes = [(output.rows(0, 1)[:count], output.tensors[0], places[n]) for n, output in self._outputs.items()]
-        return any(memory.scarred(*whole) for whole in wholes)
+    def scarred(self, places: dict[str, Tensor], ran: Sequence[int]) -> list[int]:
+        """The sets of these in which one of the elements at these places of outputs is left as it was."""
+        wholes = [
+            (output.rows(0, 1), output.tensors[0], places[n]) for n, output in self._outputs.items() if n in places
+        ]
+        left = torch.stack([memory.scarred(*whole) for whole in wholes]).any(0).tolist() if wholes else []
+        return [i for i in ran if left and left[i]]
 
     def handles(self) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
         """What another process needs to map the memory of all sets, which is that of an arena: of operands, which differ from set to set, the
@@ -244,7 +249,12 @@ class Sets:
         """The bytes (n, nbytes) of one output of these sets, of a few sets at a time where they have to be copied."""
         rows = self._outputs[name].rows(0, 1)
         if not any(given and name in given for given in outputs):
-            yield rows[: len(ran)] if ran == list(range(len(ran))) else rows[ran]
+            if ran == list(range(len(ran))):
+                yield rows[: len(ran)]
+            elif rows.device.type == "cpu":
+                yield from (rows[i : i + 1] for i in ran)
+            else:
+                yield rows[ran]
             return
         step = max(1, _COPIED // max(1, rows.shape[1]))
         for first in range(0, len(ran), step):

@@ -17,8 +17,9 @@ _GUARD, _GUARD_BYTE = 512, 0xA5  # bytes on either side of a tensor, a multiple 
 _COMPARED = 1 << 28  # bytes that are compared at a time
 _POISON_INT = 0x40  # in every byte: far out of range of every index, and far below overflow when added to
 _ROW, _ROWS_COUNT = 1024, 1_000_003  # elements of a row of a checksum, and what a row counts more than a column
-_SCARS = 16  # elements of an output
+SCARS = 16  # elements of an output
 _POISON_FLOAT = 0xFF  # NaN in every format of the table
+_AT_A_TIME = 1 << 25  # bytes that a GPU multiplies at a time
 _LANE, _LANES = 8, 1 << 17  # bytes that a digest reads as a number, and how many of these at a time
 
 
@@ -56,8 +57,12 @@ class Guarded:
             guard.fill_(_GUARD_BYTE)
 
     def poison(self) -> None:
-        """Fill the tensors, not the guards, with what no right answer holds."""
-        self.rows(0, 1).fill_(_poison_of(self.tensors[0]))
+        """Fill the tensors, not the guards, with what no right answer holds: eight bytes at a time, as bytes of rows take a GPU eight times as
+        long."""
+        value, lanes = _poison_of(self.tensors[0]), (self._end - _GUARD) // _LANE
+        first = _GUARD // _LANE
+        self.whole.view(torch.int64)[:, first : first + lanes].fill_(_lane_of(value))
+        self.whole[:, _GUARD + lanes * _LANE : self._end].fill_(value)
 
 
 def inside(row: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
@@ -71,19 +76,28 @@ def poison(tensors: Mapping[str, Tensor]) -> None:
         tensor.view(torch.uint8).fill_(_poison_of(tensor))
 
 
-def scar(memory: Tensor, like: Tensor) -> Tensor:
-    """Fill a few elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes). Returns the places (e, size)
+def scar(memory: Tensor, like: Tensor, count: int = SCARS) -> Tensor:
+    """Fill `count` elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes). Returns the places (e, size)
     of their bytes."""
-    size = like.element_size()
-    chosen = torch.tensor(some(_SCARS, like.numel()), dtype=torch.long, device=memory.device)
+    size, of = like.element_size(), like.numel()
+    if count <= SCARS:
+        chosen = torch.tensor(some(count, of), dtype=torch.long, device=memory.device)
+    else:  # sooner than so many by the system's generator
+        unforeseen = torch.Generator(memory.device).manual_seed(secrets.randbits(63))
+        chosen = torch.randint(max(of, 1), (min(count, of),), generator=unforeseen, device=memory.device)
     places = chosen[:, None] * size + torch.arange(size, device=memory.device)
     memory[:, places.flatten()] = _poison_of(like)
     return places
 
 
-def scarred(memory: Tensor, like: Tensor, places: Tensor) -> bool:
-    """Whether any of the elements that `scar` has filled is as it left them."""
-    return bool((memory[:, places] == _poison_of(like)).all(-1).any())
+def scarred(memory: Tensor, like: Tensor, places: Tensor) -> Tensor:
+    """In which of the rows any of the elements that `scar` has filled is as it left them: (n,) bool, on the device."""
+    return (memory[:, places] == _poison_of(like)).all(-1).any(-1)
+
+
+def _lane_of(byte: int) -> int:
+    """Eight such bytes as a number."""
+    return int.from_bytes(bytes([byte]) * _LANE, "little", signed=True)
 
 
 def _poison_of(tensor: Tensor) -> int:
@@ -124,12 +138,26 @@ def digests(rows: Tensor, key: int) -> Tensor:
     total = rows.new_zeros(count, dtype=torch.int64)
     if not size:
         return total
-    lanes, factors, steps = rows.view(torch.int64), _factors(key, rows.device), random.Random(key)
-    for part in lanes.split(len(factors), 1):
-        known = factors[: part.shape[1]]
-        sums = torch.mv(part, known) if rows.device.type == "cpu" else (part * known).sum(1)
-        total += sums * (steps.getrandbits(62) | 1)
-    return total
+    lanes, factors = rows.view(torch.int64), _factors(key, rows.device)
+    steps = random.Random(key)
+    if _has_mv(rows):
+        for part in lanes.split(_LANES, 1):
+            total += torch.mv(part, factors[: part.shape[1]]) * (steps.getrandbits(62) | 1)
+        return total
+    whole = lanes.shape[1] // _LANES
+    *of_parts, of_rest = [steps.getrandbits(62) | 1 for _ in range(whole + 1)]
+    weights = torch.tensor(of_parts, dtype=torch.int64, device=rows.device)
+    parts = lanes[:, : whole * _LANES].unflatten(1, (whole, _LANES))
+    most = max(1, _AT_A_TIME // (count * _LANES * _LANE))  # few launches; intermediate numbers stay in the cache
+    for part, weight in zip(parts.split(most, 1), weights.split(most), strict=True) if whole else ():
+        total += ((part * factors).sum(2) * weight).sum(1)
+    rest = lanes[:, whole * _LANES :]
+    return total + (rest * factors[: rest.shape[1]]).sum(1) * of_rest
+
+
+def _has_mv(rows: Tensor) -> bool:
+    """Whether a product of integers with a vector is there, which needs no intermediate numbers: on a CPU."""
+    return rows.device.type == "cpu"
 
 
 @functools.lru_cache(2)

@@ -155,7 +155,7 @@ class Turns:
         places = self._sets.scar()
         sleep(secrets.randbelow(1000) / 1000 * _MOST_PAUSE)
         turn = self._turn(request, count)
-        if self._sets.scarred(places, self.sets) or secrets.randbelow(_LOOKS) == 0:
+        if self._sets.scarred(places, range(self.sets)) or secrets.randbelow(_LOOKS) == 0:
             check = differences(self._job, self._candidate, self._sets)
             if check.error:
                 raise Failure("incorrect", f"after a timed turn: {check.error}")
