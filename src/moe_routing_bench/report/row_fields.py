@@ -12,15 +12,8 @@ from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.store import records
 from moe_routing_bench.store.records import about
 
-LEFT_OUT = (
-    "samples_us",
-    "set_aside_samples_us",
-    "block_medians_us",
-    "block_turns",
-    "block_clocks_mhz",
-    "block_powers_w",
-    "expert_load",
-)  # long lists: `samples` has the first two in few bytes, the Parquet file all
+# Lists: `samples` has those of times in few bytes, the Parquet file all.
+LEFT_OUT = tuple(name for name, kind in records.COLUMNS.items() if pa.types.is_list(kind))
 _REST = "Machine and versions"
 _GROUPS = (
     ("Cell", "bench implementation cell " + " ".join(AXES)),
