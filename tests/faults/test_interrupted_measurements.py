@@ -207,7 +207,7 @@ def test_a_runner_s_patience_counts_time_in_which_its_judge_ran(clocks, monkeypa
                 raise TimeoutError
             return reply
 
-    runner._link, runner._patience = Link(), 5.0
+    runner.link, runner.patience = Link(), 5.0
     assert runner._reply() == b"{}"
     replies[:] = [TimeoutError] * 9
     with pytest.raises(TimeoutError):

@@ -90,9 +90,11 @@ def used(bench: Bench, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def isolated(job: Job, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of the implementations that run in processes of their own: all where the job says so, else those that have code of other packages."""
-    if job.isolate == "all" or not job.plugins:
-        return tuple(names) if job.isolate == "all" else ()
+    """Those of the implementations that run in processes of their own: all where the job says so or the cell has ranks, else those that have
+    code of other packages."""
+    every = job.isolate == "all" or "ranks" in job.cell
+    if every or not job.plugins:
+        return tuple(names) if every else ()
     bench = bench_of(job)
     return tuple(name for name in names if used(bench, [name]))
 

@@ -22,6 +22,7 @@ OPERATIONS = (
     "layer",
     "training",
     "model",
+    "dispatch",
 )
 BENCHES: Mapping[str, Bench] = MappingProxyType({name: find(name) for name in OPERATIONS})
 

@@ -112,6 +112,7 @@ _TABLE = (
     Axis("shared_gate", str, "score of a token that its shared experts are multiplied by", "way", prefix="gate-", choices=GATES, optional=True, sparse=True, shared=True),
     Axis("tp", int, "tensor-parallel ranks that the inner width of experts is divided by; the cell is what one rank runs", "shape", prefix="tp", least=1, most=1024, optional=True, sparse=True),
     Axis("ep", int, "expert-parallel ranks that experts are divided among; the cell is what the first of them runs for all tokens", "shape", prefix="ep", least=1, most=2**16, optional=True, sparse=True),
+    Axis("ranks", int, "expert-parallel processes that make a call together, each with a device, an equal part of the tokens and one of the experts", "shape", prefix="ranks", default=2, least=2, most=64),
     Axis("capacity_factor", float, "most rows of an expert over the mean, tokens * top_k / experts", "workload", prefix="cf", above=0, most=2**16, optional=True),
     Axis("skew", float, "coefficient of variation of the expected expert loads", "workload", prefix="skew", default=0.0, least=0),
     Axis("sampler", str, "how assignments are drawn", "workload", default="exact", choices=skew.SAMPLERS),

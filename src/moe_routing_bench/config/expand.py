@@ -197,6 +197,8 @@ def check(bench: str, values: Mapping[str, Any]) -> None:
     experts, top_k, tokens = (values.get(name) for name in ("experts", "top_k", "tokens"))
     if experts and top_k and top_k > experts:
         raise bad("top_k", top_k, f"1 to experts={experts}", "a token cannot choose an expert twice")
+    if (ranks := values.get("ranks")) and experts and experts % ranks:
+        raise bad("ranks", ranks, f"a divisor of experts={experts}", "every rank has as many experts")
     if values.get("layout") == "padded" and values.get("capacity_factor") is None:
         raise bad("layout", "padded", "compact or blockN without a capacity_factor", "padded rows are the capacity")
     packed = values.get("packed")

@@ -71,6 +71,15 @@ def visible() -> list[str]:
     return [gpu for gpu in every if platforms.slug(platforms.name_of(gpu)) == platforms.current()]
 
 
+def lacking(ranks: int | None, platform: str) -> str | None:
+    """Why a cell on so many ranks cannot be measured here, or None; for a cell without ranks None."""
+    if ranks is None or platform == platforms.CPU:
+        return None
+    if (cards := len(visible())) < ranks:
+        return f"needs {ranks} GPUs, a card for each rank; there is {cards}"
+    return "ranks are measured on CPUs alone so far; MOE_ROUTING_BENCH_DEVICE=cpu hides the GPUs"
+
+
 def card_of(family: str, gpus: Sequence[str], identify: Identify = platforms.uuid_of) -> str:
     """The GPU that measures a family of cells: rendezvous hashing over the cards' UUIDs.
 

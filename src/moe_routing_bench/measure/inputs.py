@@ -5,7 +5,7 @@ when an implementation was bound or captured is of use; and each tensor lies bet
 """
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
@@ -49,6 +49,7 @@ class Sets:
         shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
         if arena:
             shared = {name: arena.moved(tensor) for name, tensor in shared.items()}
+        self._tokens = ceil(cell.tokens / (cell.get("ranks") or 1))  # of a tensor, where each rank has its own
         self.nonce, self._key = secrets.randbits(31), secrets.randbits(62)
 
         def draw(seed: int) -> Drawn:
@@ -73,13 +74,13 @@ class Sets:
             read = [definition.cost(cell, draw.inputs, outputs, draw.expected).read_bytes for draw in self.base]
             self.cost = replace(self.cost, read_bytes=round(sum(read) / count))
         self.fresh = [draw(again(cell.seed, self.nonce))]
-        close = parts | token_rows.mixed(parts, self.fresh[0].inputs, cell.tokens) | shared
+        close = parts | token_rows.mixed(parts, self.fresh[0].inputs, self._tokens) | shared
         self.near = [Drawn(close, definition.reference(cell, close))]
         self._redrawn = lambda: definition.shared(cell, cell.seed, device)
         self._shared = {name: (t, memory.checksum(t)) for name, t in shared.items()}
         self._inputs = {name: memory.Guarded(t, count, arena) for name, t in parts.items()}
         self._outputs = {name: memory.Guarded(t, count, arena) for name, t in outputs.items()}
-        self._arena, self._tokens = arena, cell.tokens
+        self._arena = arena
         self.inputs = [
             {name: buffer.tensors[i] for name, buffer in self._inputs.items()} | shared for i in range(count)
         ]
@@ -126,12 +127,16 @@ class Sets:
         left = torch.stack([memory.scarred(*whole) for whole in wholes]).any(0).tolist() if wholes else []
         return [i for i in ran if left and left[i]]
 
-    def handles(self) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
-        """What another process needs to map the memory of all sets, which is that of an arena: of operands, which differ from set to set, the
-        memory of all, and dtype and shape of a tensor; of what all sets share; and descriptors that go with both."""
+    def handles(
+        self, wanted: Callable[[str], bool] = lambda name: True
+    ) -> tuple[dict[str, Any], dict[str, Any], list[int]]:
+        """What another process needs to map the memory of all sets, which is that of an arena: of `wanted` operands, which differ from set to
+        set, the memory of all, and dtype and shape of a tensor; of what all sets share; and descriptors that go with both."""
         assert self._arena
         stacked, shared, descriptors = {}, {}, []
         for name, buffer in (self._inputs | self._outputs).items():
+            if not wanted(name):
+                continue
             handle, files = self._arena.handle(buffer.whole)
             stacked[name] = (handle, buffer.tensors[0].dtype, tuple(buffer.tensors[0].shape))
             descriptors += files

@@ -19,6 +19,8 @@ def check(job: Job) -> Check:
     (name,), cell, bench = job.implementations, job.cell, bench_of(job)
     platform, implementation = platforms.current(), bench[name]
     reason = platforms.missing(implementation.requires, platform, implementation.peer)
+    if "ranks" in cell:
+        reason = f"it is a call of {cell.ranks} processes; `measure` makes them"
     reason = reason or bench.supports(name, cell, Target.here())
     if reason:
         raise bad(f"implementation of {bench.name}", name, "one that can run this cell here", reason)

@@ -93,3 +93,9 @@ def routing(job: Job, definition: Any, sets: Sets) -> dict[str, object]:
         share = known.weights.double() / known.weights.double().sum(1, keepdim=True)
         balance["gate_entropy"] = float(-(share * share.clamp_min(1e-30).log()).sum(1).mean())
     return balance | ({"rows": layout.used(loads)} if "layout" in job.cell else {})
+
+
+def traffic(job: Job, definition: Any, sets: Sets) -> dict[str, object]:
+    """What ranks have, send and receive, of the first draw, where a bench has ranks."""
+    drawn = sets.base[0]
+    return definition.traffic(job.cell, drawn.inputs, drawn.expected) if hasattr(definition, "traffic") else {}

@@ -19,7 +19,7 @@ from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import gpus
 from moe_routing_bench.store import platforms
-from moe_routing_kernels.errors import one_line
+from moe_routing_kernels.errors import bad, one_line
 
 WARMUP_CALLS = 3
 RESULT = "combined"  # of a layer: what is compared between implementations
@@ -60,7 +60,9 @@ def call(job: Job, names: Sequence[str]) -> None:
 
 
 def _inputs(job: Job, device: str) -> _Tensors:
-    """The first input set of a cell, and what all sets share."""
+    """The first input set of a cell, and what all sets share. Raises `UserError` for a cell on several ranks."""
+    if "ranks" in job.cell:
+        raise bad("ranks", job.cell.ranks, "a bench of one process", "a profile is that of a call in this process")
     cell, definition = job.cell, bench_of(job).definition()
     shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
     return definition.build(cell, cell.seed, device) | shared

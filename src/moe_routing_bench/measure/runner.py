@@ -15,7 +15,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import perf_counter
@@ -34,7 +34,7 @@ from moe_routing_kernels.target import Target
 
 MOST_BYTES = 1 << 17  # of a request; of a reply
 MOST_DESCRIPTORS = 200
-_STEPS = {"bind": "preparing", "rotate": "sampling", "run": "sampling"}
+STEPS = {"join": "joining", "bind": "preparing", "warm": "warming up", "rotate": "sampling", "run": "sampling"}
 
 
 @dataclass(frozen=True)
@@ -55,21 +55,21 @@ class Sets:
         return [dict(zip(stacked, tensors, strict=True)) | shared for tensors in zip(*stacked.values(), strict=True)]
 
 
-def serve(job: Job, name: str, device: str, link: socket.socket, shown: int, judge: int) -> None:
-    """The whole life of a runner that `judge` has just forked; never returns. `shown` is a file for the outputs of stages."""
+def serve(made: "Callable[[], Bound]", threads: int, link: socket.socket, kept: Sequence[int], judge: int) -> None:
+    """The whole life of a runner that `judge` has just forked; never returns. `made` makes what answers; `kept` are descriptors that it needs."""
     try:
         os.setpgid(0, 0)
         processes.end_with(judge)
         processes.adopt()
-        processes.close_all_but(link.fileno(), shown)
+        processes.close_all_but(link.fileno(), *kept)
         for number, stream in ((1, "stdout"), (2, "stderr")):  # those of before may lead to descriptors that are closed
             raw, encoding = io.FileIO(number, "wb", closefd=False), getattr(getattr(sys, stream), "encoding", None)
             setattr(sys, stream, io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=True))
         processes.renounce()
         random.seed()
         torch.seed()
-        torch.set_num_threads(job.settings.cpu_threads)
-        runner = _Runner(job, name, device, shown)
+        torch.set_num_threads(threads)
+        runner = made()
         while True:
             data, descriptors, _, _ = socket.recv_fds(link, MOST_BYTES, MOST_DESCRIPTORS)
             if not data:
@@ -155,8 +155,8 @@ def _microseconds(run: Callable[[], object]) -> float:
     return max((perf_counter() - begin) * 1e6, 0.1)
 
 
-class _Runner:
-    """What a runner does for a request."""
+class Bound:
+    """What a runner does for a request. `shown` is a file for the outputs of stages."""
 
     def __init__(self, job: Job, name: str, device: str, shown: int) -> None:
         self._job, self._name, self._device, self._shown = job, name, device, shown
@@ -174,7 +174,7 @@ class _Runner:
             if status == "crashed":
                 with contextlib.suppress(OSError, ValueError):
                     traceback.print_exc()
-            reply = {"status": status, "reason": f"{_STEPS.get(request, request)}: {reason}"}
+            reply = {"status": status, "reason": f"{STEPS.get(request, request)}: {reason}"}
         return json.dumps(reply or {}).encode()
 
     def _rest(self) -> None:
@@ -182,18 +182,23 @@ class _Runner:
 
     def _bind(self, sets: Sets, descriptors: list[int] | None = None) -> dict[str, int]:
         """Import, bind, warm up and capture; says how many sets take part, and how many rotations a run holds."""
-        bench, cell, settings = bench_of(self._job), self._job.cell, self._job.settings
-        if reason := bench.supports(self._name, cell, Target.here(torch.device(self._device))):
-            raise Failure("unsupported", reason)
-        self._tensors = sets.attached(descriptors or [])
-        calls = [_written(bench.bind(self._name, cell, tensors), tensors, bench.writes) for tensors in self._tensors]
+        settings = self._job.settings
+        calls = self._calls(sets.attached(descriptors or []))
         warmup_calls = warm_up(Candidate(self._name, calls), settings.warmup_ms, self._device)
         self._rotation = Rotation(calls) if self._device == "cpu" else on_gpu(calls, settings.interval_us)
         self._wait()
         rotation = self._rotation
         return {"warmup_calls": warmup_calls, "sets": len(rotation.calls), "rotations": rotation.rotations}
 
-    def _rotate(self, count: int) -> None:
+    def _calls(self, tensors: list[dict[str, Tensor]]) -> list[Any]:
+        """The implementation, bound to the operands of each set."""
+        bench, cell = bench_of(self._job), self._job.cell
+        if reason := bench.supports(self._name, cell, Target.here(torch.device(self._device))):
+            raise Failure("unsupported", reason)
+        self._tensors = tensors
+        return [_written(bench.bind(self._name, cell, each), each, bench.writes) for each in tensors]
+
+    def _rotate(self, count: int) -> dict[str, Any] | None:
         """Call every set in turn, so many times."""
         for _ in range(count):
             self._rotation.once()

@@ -52,6 +52,7 @@ def measure(
     for name in job.implementations:
         implementation = bench[name]
         reason = platforms.missing(implementation.requires, platform, implementation.peer)
+        reason = reason or gpus.lacking(job.cell.get("ranks"), platform)
         if reason:
             outcomes[name] = {"status": "unsupported", "reason": reason}
     caller = _Caller(watch, memory)

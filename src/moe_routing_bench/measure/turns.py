@@ -15,11 +15,11 @@ import torch
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.measure import memory, runner, sharing
+from moe_routing_bench.measure import memory, sharing
 from moe_routing_bench.measure.candidate import Candidate, Failure
 from moe_routing_bench.measure.inputs import LEAST_ROTATION_US, Sets
-from moe_routing_bench.measure.isolation import Runner
 from moe_routing_bench.measure.quiet import Quiet
+from moe_routing_bench.measure.runners import Process
 from moe_routing_bench.measure.verify import checked, differences
 
 _SHARE = 1 / 200  # of a turn, that a hand-over may take
@@ -39,7 +39,7 @@ _MOST_PAUSE = 1e-3
 
 @dataclass(frozen=True)
 class Turn:
-    """How long a process took for a turn, hand-over included, and how long its threads computed for it, seconds."""
+    """How long a process took for a turn, as `spent` counts it, and how long its threads computed for it, seconds."""
 
     seconds: float
     computed: float
@@ -50,17 +50,16 @@ class Turns:
 
     name = "wall"
 
-    def __init__(self, job: Job, candidate: Candidate, sets: Sets, process: Runner, quiet: Quiet) -> None:
+    def __init__(self, job: Job, candidate: Candidate, sets: Sets, process: Process, quiet: Quiet) -> None:
         """Bind it to the sets, let it warm up, and choose how many rotations a sample holds."""
         self._job, self._candidate, self._sets, self._process, self._quiet = job, candidate, sets, process, quiet
         sets.poison()  # the buffers hold answers of others
-        stacked, shared, descriptors = sets.handles()
-        said, _ = process.ask("bind", runner.Sets(stacked, shared), descriptors=descriptors)
+        said = process.bind(sets)
         process.alone()
         self.sets, rotations = _whole(said, "sets", len(sets)), _whole(said, "rotations", 1 << 20)
         self.warmup_calls = _whole(said, "warmup_calls", 1 << 40)
         self._kind = "cpu" if process.device == "cpu" else "cuda"
-        least_us = max(job.settings.interval_us, _LEAST_TURN_US[self._kind], process.handover_us / _SHARE)
+        least_us = max(job.settings.interval_us, _LEAST_TURN_US[self._kind], process.overhead_us / _SHARE)
         self._request, self._count, self._rotations = "rotate", 1, 1
         once = min(self._turn("rotate", 1).seconds for _ in range(2)) * 1e6
         if self._kind == "cpu":  # where no cache has to be cold
@@ -116,6 +115,7 @@ class Turns:
         Few is one, but as many as a hand-over is little of. On a CPU the cost is the time that the process computed, which other
         processes change less than the time that passed.
         """
+        self._process.believed()
         many = self._rotations * self._count
         beside = self._process.least_handover_us + _LAUNCH_US[self._kind]
         timed, alone, known, novel = [], [], [], []
@@ -144,6 +144,10 @@ class Turns:
             reason = f"a call takes {left_out:.2f} times as long in {few} rotations as among {many}: work is left out"
         raise Failure("incorrect", reason)
 
+    def fields(self) -> dict[str, object]:
+        """Row fields that the process has."""
+        return self._process.fields()
+
     def _cost(self, turn: "Turn") -> float:
         """Microseconds of a turn that say how much work it held."""
         return (turn.computed if self._kind == "cpu" else turn.seconds) * 1e6
@@ -166,15 +170,15 @@ class Turns:
         for _ in range(_TRIES):  # a host that is busy once looks like a device that is
             self._quiet.before()
             before = self._process.cpu_seconds()
-            _, seconds = self._process.ask(request, count)
+            said, seconds = self._process.ask(request, count)
             computed = self._process.cpu_seconds() - before
             self._process.alone()
-            threads = self._job.settings.cpu_threads
+            threads = self._process.threads
             if self._kind == "cpu" and computed > _CORES * threads * seconds + 2e-3:
                 times = f"{computed / seconds:.1f} times as long as the call took"
                 raise Failure("incorrect", f"it computed for {times}, on {threads} threads")
             if not self._quiet.goes_on():
-                return Turn(seconds, computed)
+                return Turn(self._process.spent(said, seconds), computed)
         self._process.end()
         raise Failure("incorrect", "the GPU was still at work after the call had returned")
 

@@ -23,9 +23,9 @@ from moe_routing_bench.measure.cpu_ceilings import CpuCeilings
 from moe_routing_bench.measure.faults import described
 from moe_routing_bench.measure.footprint import allocated, footprint
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.measure.isolation import Runner, runners
 from moe_routing_bench.measure.originals import genuine, originals, unshadowed
 from moe_routing_bench.measure.quiet import GpuQuiet, Quiet
+from moe_routing_bench.measure.runners import Process, runners
 from moe_routing_bench.measure.sampling import Guarded, power_limited, sample, settle, warm_up
 from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.measure.surroundings import surroundings, undisturbed
@@ -54,7 +54,7 @@ def run(job: Job, device: str, names: list[str], send: Send, audit: bool = False
 
 
 def _measured(
-    job: Job, device: str, names: list[str], send: Send, audit: bool, kept: Kept, isolated: dict[str, list[Runner]]
+    job: Job, device: str, names: list[str], send: Send, audit: bool, kept: Kept, isolated: dict[str, list[Process]]
 ) -> None:
     """`run` with a process for each isolated implementation."""
     begin = perf_counter()
@@ -65,7 +65,7 @@ def _measured(
     definition = bench.definition()
     gpu = provenance.Gpu() if device != "cpu" else None
     if gpu and isolated:
-        gpu.own |= {each.pid for some in isolated.values() for each in some}
+        gpu.own |= {pid for some in isolated.values() for each in some for pid in each.pids}
     sets = Sets(job, definition, device, Arena(device) if isolated else None)
     cost = sets.cost
     mix = _mix(cost) if bench.streams else None
@@ -125,6 +125,7 @@ def _measured(
         calibration.mean(before, after)
         | {"calibration_drift": drift, "ceilings_at": ceilings.at, "check_nonce": sets.nonce}
         | outcome.routing(job, definition, sets)
+        | outcome.traffic(job, definition, sets)
     )
     if gpu:
         common |= {name: cost.rate * common[name] for name in _RATES if name in common}
@@ -192,7 +193,9 @@ def _mix(cost: Any) -> tuple[int, int]:
     return (1, min(32, max(1, round(ratio)))) if ratio >= 1 else (min(32, max(1, round(1 / ratio))), 1)
 
 
-def _entered(job: Job, name: str, sets: Sets, device: str, send: Send, quiet: Quiet, forked: list[Runner]) -> Candidate:
+def _entered(
+    job: Job, name: str, sets: Sets, device: str, send: Send, quiet: Quiet, forked: list[Process]
+) -> Candidate:
     """`_admitted`, twice where the job asks for a twin. What it changes before it fails is mended."""
 
     def admitted(entry: int) -> Candidate:
@@ -218,15 +221,15 @@ def _checked_again(job: Job, candidate: Candidate, sets: Sets) -> None:
         verify(job, entry, sets, thorough=True)
         if isinstance(entry.timer, Turns):
             entry.timer.judge()
+            entry.fields |= entry.timer.fields()
 
 
-def _isolated(job: Job, name: str, sets: Sets, send: Send, quiet: Quiet, process: Runner) -> Candidate:
+def _isolated(job: Job, name: str, sets: Sets, send: Send, quiet: Quiet, process: Process) -> Candidate:
     """`_admitted` of an implementation that has a process of its own."""
     if damage := sets.damage():
         raise Tainted(damage)
     candidate = Candidate(name, [], fields={"layout": job.cell.get("layout") or bench_of(job)[name].layout})
     candidate.timer = Turns(job, candidate, sets, process, quiet)
-    candidate.fields["handover_us"] = process.handover_us
     _settled(job, candidate, sets, send, candidate.timer.warmup_calls)
     candidate.timer.judge()
     return candidate

@@ -190,6 +190,16 @@ MEASURED: dict[str, pa.DataType] = {
     "plugin_fingerprint": _S,
     "isolated": _B,
     "handover_us": _F,
+    # a number per rank, of a bench on several
+    "rank_backend": _S,
+    "rank_devices": pa.list_(_S),
+    "rank_medians_us": pa.list_(_F),
+    "rank_tokens": pa.list_(_I),
+    "rank_rows": pa.list_(_I),
+    "rank_all_bytes": pa.list_(_I),
+    "rank_wire_bytes": pa.list_(_I),
+    "rank_deduplicated_bytes": pa.list_(_I),
+    "barrier_us": _F,
 }
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
 LATER = (
@@ -197,6 +207,8 @@ LATER = (
     *("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "plugin", "plugin_fingerprint"),
     *("busy_share", "block_turns", "workspace_bytes", "transient_bytes", "mixed_gb_per_s", "mean_active_experts"),
     *("isolated", "handover_us", "ceilings_at"),
+    *("rank_backend", "rank_devices", "rank_medians_us", "rank_tokens", "rank_rows"),
+    *("rank_all_bytes", "rank_wire_bytes", "rank_deduplicated_bytes", "barrier_us"),
 )
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 

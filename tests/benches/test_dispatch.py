@@ -1,0 +1,204 @@
+"""`dispatch`: what it is, worked out by hand; its implementations in a group of processes; a cell through the harness."""
+
+import json
+import math
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moe_routing_bench import api
+from moe_routing_bench.benches.ranks import of_rank, parts, shares
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.expand import cell_of
+from moe_routing_bench.grid.cell import Cell, Job
+from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.measure import gpus, processes, supervisor
+from moe_routing_bench.measure.candidate import Failure
+from moe_routing_bench.measure.rank_group import RankGroup
+from moe_routing_bench.store import records, rows
+from moe_routing_kernels.errors import UserError
+from packs import no_ceilings
+
+__all__ = ["no_ceilings"]
+
+BENCH, SIZES = BENCHES["dispatch"], {"hidden": 16, "experts": 8, "top_k": 2, "dtype": "bf16"}
+QUICK = Settings(
+    *(2, 1.0),
+    max_seconds=0.1,
+    settle_blocks=2,
+    interval_us=200,
+    samples_per_block=1,
+    min_blocks=2,
+    max_blocks=3,
+    timeout=30,
+)
+CASES = {  # tokens and ranks; ids of a case that no sampler draws
+    "even": ({"tokens": 12}, None),
+    "skewed": ({"tokens": 37, "skew": 1.0}, None),
+    "three to two": ({"tokens": 5}, None),
+    "no token on a rank": ({"tokens": 1}, None),
+    "all to one rank": ({"tokens": 6}, [4, 7]),
+    "all to the same rank": ({"tokens": 6}, [0, 3]),
+    "one expert per rank": ({"tokens": 9, "experts": 3, "ranks": 3}, None),
+    "all experts of a token on a rank": ({"tokens": 7, "top_k": 4}, [0, 1, 2, 3]),
+}
+
+
+def case(name: str) -> tuple[Cell, dict[str, torch.Tensor]]:
+    """A cell and its inputs."""
+    axes, ids = CASES[name]
+    cell = cell_of("dispatch", **SIZES | axes)
+    inputs = BENCH.definition().build(cell, 3, "cpu")
+    for each in parts(inputs, "topk_ids") if ids else ():
+        each.copy_(torch.tensor(ids, dtype=torch.int32).expand_as(each))
+    return cell, inputs
+
+
+def test_rows_counts_and_bytes_by_hand() -> None:
+    """Three tokens of two elements on two ranks of two experts each; the first rank has one of the tokens."""
+    definition, cell = BENCH.definition(), cell_of("dispatch", tokens=3, hidden=2, experts=4, top_k=2, dtype="fp32")
+    x = torch.tensor([[1.0, 1], [2, 2], [3, 3]])
+    inputs = {"x@0": x[:1], "x@1": x[1:]}
+    inputs |= {"topk_ids@0": torch.tensor([[3, 0]]).int(), "topk_ids@1": torch.tensor([[0, 1], [3, 2]]).int()}
+    expected = definition.reference(cell, inputs)
+    assert [each[:, 0].tolist() for each in parts(expected, "received")] == [[1, 2, 2], [3, 1, 3]]
+    assert [each.tolist() for each in parts(expected, "counts")] == [[2, 1], [1, 2]]
+    assert definition.traffic(cell, inputs, expected) == {
+        "rank_tokens": [1, 2],
+        "rank_rows": [3, 3],
+        "rank_all_bytes": [16, 32],
+        "rank_wire_bytes": [8, 16],
+        "rank_deduplicated_bytes": [8, 8],
+    }
+    cost = definition.cost(cell, inputs, definition.empty_outputs(cell, inputs), expected)
+    assert (cost.read_bytes, cost.write_bytes, cost.flops) == (24 + 24, 48 + 16, 0)
+
+
+def test_tokens_are_split_evenly_and_experts_must_be() -> None:
+    assert (shares(5, 2), shares(1, 4), shares(8, 4)) == ([2, 3], [0, 0, 0, 1], [2] * 4)
+    assert cell_of("dispatch", tokens=4, **SIZES).ranks == 2
+    with pytest.raises(UserError, match="ranks: got 3; allowed: a divisor of experts=8"):
+        cell_of("dispatch", tokens=4, **SIZES, ranks=3)
+    with pytest.raises(UserError, match="ranks"):
+        cell_of("dispatch", tokens=4, **SIZES, ranks=1)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_wrong_row_count_or_order_is_found(name: str) -> None:
+    cell, inputs = case(name)
+    definition = BENCH.definition()
+    outputs, expected = definition.empty_outputs(cell, inputs), definition.reference(cell, inputs)
+    for part, want in expected.items():
+        outputs[part][: len(want)] = want
+    assert definition.check(cell, inputs, outputs, expected).error is None
+    for part, want in expected.items():
+        if want.numel():
+            outputs[part][len(want) - 1] += 1
+            assert part in (definition.check(cell, inputs, outputs, expected).error or "")
+            outputs[part][len(want) - 1] = want[-1]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_implementation_is_right(ranks: int, tmp_path: Path) -> None:
+    """All cases in one group of processes, against the reference of one process; twice, so that nothing depends on what was there."""
+    names = [name for name in CASES if case(name)[0].ranks == ranks]
+    children = []
+    for rank in range(ranks):
+        if (child := os.fork()) == 0:
+            try:
+                processes.end_with(os.getppid())
+                said = _wrong(rank, ranks, names, tmp_path)
+            except BaseException as error:
+                said = [repr(error)]
+            (tmp_path / f"{rank}.json").write_text(json.dumps(said))
+            os._exit(0)
+        children.append(child)
+    for child in children:
+        os.waitpid(child, 0)
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)] == [[]] * ranks
+
+
+def _wrong(rank: int, ranks: int, names: list[str], folder: Path) -> list[str]:
+    """What is wrong on a rank, in all cases and implementations."""
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    wrong = []
+    for name in names:
+        cell, inputs = case(name)
+        definition = BENCH.definition()
+        expected = of_rank(definition.reference(cell, inputs), rank)
+        for implementation in BENCH.implementations:
+            outputs = of_rank(definition.empty_outputs(cell, inputs), rank)
+            call = BENCH.bind(implementation.name, cell, of_rank(inputs, rank) | outputs)
+            for _ in range(2):
+                for tensor in outputs.values():
+                    tensor.fill_(77)
+                call()
+                good = all(torch.equal(outputs[part][: len(want)], want) for part, want in expected.items())
+                wrong += [] if good else [f"{implementation.name}: {name}"]
+    return wrong
+
+
+def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path) -> None:
+    """Of one token, so that the first rank has none. The row says what each rank had, and can be stored."""
+    cell = cell_of("dispatch", tokens=1, hidden=8, experts=4, top_k=2, dtype="bf16")
+    names = tuple(implementation.name for implementation in BENCH.implementations)
+    job = Job(cell, names, QUICK)
+    found = supervisor.measure(job, tmp_path / "cell.parquet")
+    assert [(row["status"], row["restarts"]) for row in found] == [("ok", 0)] * 2, [row.get("reason") for row in found]
+    for row in found:
+        assert (row["rank_tokens"], row["rank_devices"], row["rank_backend"]) == ([0, 1], ["cpu"] * 2, "gloo")
+        assert row["isolated"] and row["timer"] == "wall" and row["barrier_us"] > 0
+        assert len(row["rank_medians_us"]) == 2 and min(row["rank_medians_us"]) > 0
+        assert sum(row["rank_rows"]) == 2 and sum(row["rank_all_bytes"]) == 2 * 16
+    assert not processes.running(processes.descendants(os.getpid()))
+    stored = records.read(tmp_path / "cell.parquet").to_pylist()
+    assert [row["ranks"] for row in stored] == [2, 2]
+    assert {name for name in rows.MEASURED if name.startswith("rank_")} <= {n for n, v in stored[0].items() if v}
+
+
+def turn(ranks: RankGroup, *times: list[int], turn_ns: int = 9000, seconds: float = 10e-6) -> float:
+    """The seconds that a turn counts, of calls with these times, in nanoseconds, on each rank."""
+    said = [{"times_ns": each, "turn_ns": turn_ns} for each in times]
+    return ranks.spent({"ranks": said}, seconds)
+
+
+def test_a_turn_counts_the_slowest_rank_of_each_call_and_is_not_believed_where_a_clock_is_slow() -> None:
+    ranks = object.__new__(RankGroup)
+    ranks.ranks, ranks.device, ranks.handover_us, ranks.least_handover_us = 2, "cpu", 1.5, 1.0
+    ranks._barrier_us, ranks._over_turn, ranks._over_calls = 1.0, math.inf, math.inf
+    ranks._medians = [[], []]
+    assert turn(ranks, [1000, 4000, 1000], [2000, 1000, 1000]) == pytest.approx(7e-6)
+    assert turn(ranks, [3000, 3000, 1000], [1000, 1000, 5000], seconds=100e-6) == pytest.approx(11e-6)
+    ranks.believed()  # what holds one turn up is no slow clock
+    assert ranks.fields()["rank_medians_us"] == [2.0, 1.0]
+    for wrong in ([], [1000], [1000, -1], [1000, 1.5], None):
+        with pytest.raises(Failure, match="rank"):
+            turn(ranks, [1000, 1000], wrong)  # type: ignore[arg-type]
+    ranks._over_turn = ranks._over_calls = math.inf
+    turn(ranks, [100] * 3, [100] * 3, turn_ns=5000, seconds=11e-6)
+    with pytest.raises(Failure, match=r"a turn takes 2\.0 times as long as the ranks say"):
+        ranks.believed()
+    ranks._over_turn = ranks._over_calls = math.inf
+    turn(ranks, [100] * 3, [100] * 3, turn_ns=10000, seconds=11e-6)
+    with pytest.raises(Failure, match=r"a turn takes 3\.0 times as long as the ranks say that"):
+        ranks.believed()
+
+
+def test_gpus_that_are_too_few_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "visible", lambda: ["0"])
+    assert gpus.lacking(2, "cpu") is None and gpus.lacking(None, "nvidia-h200") is None
+    assert "needs 2 GPUs, a card for each rank; there is 1" in (gpus.lacking(2, "nvidia-h200") or "")
+    monkeypatch.setattr(gpus, "visible", lambda: ["0", "1"])
+    assert "CPUs alone" in (gpus.lacking(2, "nvidia-h200") or "")
+
+
+def test_one_process_cannot_call_it() -> None:
+    with pytest.raises(UserError, match="a call of 2 processes"):
+        api.check("dispatch", "torch_all_to_all", tokens=4)
