@@ -34,10 +34,12 @@ client.SERVER, client.SILENT_SECONDS = {server!r}, 600
 sys.exit(client.asked(client.connected({path!r}), ["--module", {module!r}, str(os.getpid()), *sys.argv[1:]]))
 """
 # The interpreter of forked programs, and of the rules of a forked Snakemake: of it a client asks for a server of its own source tree.
+# Processes that compile kernels are forks as well, which have imported the compiler.
 INTERPRETER = """#!/bin/sh
 case "$1 $2 $3" in
   "-P "*"/measure/server.py "*) shift; exec {server} "$@" ;;
   "-I -S "*/measure/client.py) shift 2; exec {python} -I -S -c {client} "$@" ;;
+  "-m moe_routing_kernels.cute.ahead "*) exec {forked} "$@" ;;
 esac
 exec {python} "$@"
 """
@@ -65,7 +67,7 @@ def programs() -> Path:
         command = shlex.join([sys.executable, "-I", "-S", "-c", call])
         (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
     asked = CLIENT.format(here=str(folder / "python"))
-    words = {"server": folder / SERVER, "python": sys.executable, "client": asked}
+    words = {"server": folder / SERVER, "python": sys.executable, "client": asked, "forked": folder / PYTHON}
     (folder / "python").write_text(INTERPRETER.format(**{name: shlex.quote(str(word)) for name, word in words.items()}))
     for program in folder.iterdir():
         program.chmod(0o755)
@@ -121,6 +123,9 @@ def interpret(caller: str, words: list[str], connection: socket.socket) -> None:
             sys.argv, sys.path[:0] = ["-c", *words[2:]], [""]
             sys.modules["__main__"] = main = ModuleType("__main__")
             exec(words[1], main.__dict__)
+        elif words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv, sys.path[:0] = words, [os.path.dirname(os.path.abspath(words[0]))]
             runpy.run_path(words[0], run_name="__main__")

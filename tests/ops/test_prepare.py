@@ -1,6 +1,6 @@
 """`ops.prepare`: it compiles all that a model's operators may choose, once, side by side; and a capture never compiles."""
 
-import os
+import functools
 import re
 import shutil
 import signal
@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import forks
+
 pytest.importorskip("cutlass")
 from moe_routing_bench.config import presets
 from moe_routing_kernels import ops
@@ -25,6 +27,7 @@ from moe_routing_kernels.cute.cache import Asked
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
 from moe_routing_kernels.ops import preparation
+from project import ROOT
 from signals import interruptible, runs
 
 PRESETS = presets.load(Path(__file__).parents[2] / "config/models.yaml")
@@ -35,8 +38,9 @@ COMBINE = Combine(64, 128, 2, "bf16", dropping=True)
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of its own; nothing that was loaded before is remembered for it."""
+    """A cache of its own; nothing that was loaded before is remembered for it. What compiles is a fork that has imported the compiler."""
     monkeypatch.setenv(cache.FOLDER, str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(forks.programs() / "python"))
     return tmp_path
 
 
@@ -67,9 +71,10 @@ def gemms(kernels: set[Asked]) -> list[Asked]:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache with all kernels of SMALL and one token, which two processes have filled at the same time. Not to be changed."""
     folder = tmp_path_factory.mktemp("filled")
-    code = f"from moe_routing_kernels import ops; ops.prepare(**{ONE_TOKEN | {'workers': 1}})"
-    environment = {**os.environ, cache.FOLDER: str(folder)}
-    both = [subprocess.Popen([sys.executable, "-c", code], env=environment) for _ in range(2)]
+    python, forked = forks.programs() / "python", forks.programs() / forks.PYTHON
+    code = f"import sys; from moe_routing_kernels import ops; sys.executable = '{python}'; ops.prepare(**{ONE_TOKEN | {'workers': 1}})"
+    environment = forks.environment(ROOT / "src") | {cache.FOLDER: str(folder)}
+    both = [subprocess.Popen([forked, "-c", code], env=environment) for _ in range(2)]
     assert [process.wait() for process in both] == [0, 0]
     return folder
 
@@ -310,7 +315,6 @@ def test_an_interrupt_ends_the_processes(folder: Path) -> None:
     assert not list(folder.glob(".*.tmp"))
 
 
-@pytest.mark.slow
 def test_a_kernel_that_fails_is_named(folder: Path) -> None:
     with cache.noting() as noted:
         cute_combine.precompile(COMBINE, "sm_90a")
@@ -331,9 +335,7 @@ def test_the_command_compiles_a_model(tmp_path: Path, copied: Path) -> None:
         encoding="utf-8",
     )
     command = [
-        sys.executable,
-        "-m",
-        "moe_routing_bench.cli",
+        "moe-routing-bench",
         "compile",
         "--model",
         "tiny",
@@ -344,8 +346,16 @@ def test_the_command_compiles_a_model(tmp_path: Path, copied: Path) -> None:
         "--tokens",
         "1",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+    run = functools.partial(
+        subprocess.run,
+        env=forks.environment(ROOT / "src"),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        check=False,
+    )
+    done = run(command)
     assert done.returncode == 0, done.stderr
     assert re.search(r"tiny: [1-9]\d* kernels compiled in .*, the others were in the cache", done.stdout)
-    done = subprocess.run([*command, "--model", "tinny"], capture_output=True, text=True, encoding="utf-8", check=False)
+    done = run([*command, "--model", "tinny"])
     assert done.returncode == 2 and "did you mean 'tiny'?" in done.stderr
