@@ -1,5 +1,6 @@
 """The project's files: those that come with the package, the checkout's or a wheel's copies, and the sources that results depend on."""
 
+import functools
 import json
 import os
 import re
@@ -64,7 +65,16 @@ def name_commit() -> None:
 def named(files: Iterable[Path]) -> list[str]:
     """Files of our packages as Snakemake should name them, sorted: relative where they lie below the working directory."""
     here = Path.cwd().resolve()
-    return sorted(os.path.relpath(path, here) if path.is_relative_to(here) else str(path) for path in files)
+    return sorted(_named(path, here) for path in files)
+
+
+@functools.cache
+def _named(path: Path, here: Path) -> str:
+    """One of them: forty figures are drawn with the same files."""
+    return os.path.relpath(path, here) if path.is_relative_to(here) else str(path)
+
+
+_resolved = functools.cache(Path.resolve)
 
 
 def source(relative: str, of: Path = PACKAGE) -> str:
@@ -90,7 +100,7 @@ def drawn_with(module: str) -> list[str]:
     Not the table of figures: what it says of one figure is a parameter of that figure's rule.
     """
     files = closure([f"moe_routing_bench.{module}"])
-    return named(path.resolve() for path in files if path != PACKAGE / "figures/__init__.py")
+    return named(_resolved(path) for path in files if path != PACKAGE / "figures/__init__.py")
 
 
 def code_hashes(files: Iterable[str]) -> str:
