@@ -346,18 +346,24 @@ ROWS = 1_000_003  # what a row of a checksum counts more than a column
 @pytest.mark.parametrize(
     ("tensor", "total"),
     [
-        (torch.tensor([255, 254], dtype=torch.uint8), 255 + 2 * 254 + 509 * ROWS),
-        (torch.tensor([1.0, 1.0], dtype=torch.float16), (1 + 2 + 2 * ROWS) * 0x3C00),
-        (torch.tensor([1.0] * 3), (1 + 2 + 3 + 3 * ROWS) * 0x3F800000),  # more than 32 bits hold
-        (torch.tensor([2**40, 1]), 2**40 + 2 + (2**40 + 1) * ROWS),
         (
-            torch.zeros(2050, dtype=torch.int64).index_fill(0, torch.tensor([1023, 1024, 2049]), 1),
-            1024 + 1 + 2 + (1 + 2 + 3) * ROWS,
+            torch.tensor([255, 254], dtype=torch.uint8),
+            255 + 2 * 254 + 509 * 2 * ROWS,
+        ),  # no whole word: a row of its own
+        (torch.tensor([1, 0, 0, 0, 7], dtype=torch.uint8), 1 + ROWS + 7 + 7 * 2 * ROWS),
+        (torch.tensor([1.0, 1.0], dtype=torch.float16), (1 + ROWS) * 0x3C003C00),
+        (torch.tensor([1.0] * 3), (1 + 2 + 3 + 3 * ROWS) * 0x3F800000),  # more than 32 bits hold
+        (torch.tensor([2**40, 1]), 256 * 2 + 3 + (256 + 1) * ROWS),
+        (
+            torch.zeros(4100, dtype=torch.int32).index_fill(0, torch.tensor([1023, 1024, 4099]), 1),
+            1024 + 1 + 4 + (1 + 2 + 5) * ROWS,
         ),
+        (torch.tensor([0, 255, 254], dtype=torch.uint8)[1:], 255 + 2 * 254 + 509 * 2 * ROWS),
+        (torch.arange(6, dtype=torch.uint8)[1:], 1 + 4 + 9 + 16 + 25 + 15 * 2 * ROWS),  # words do not begin there
     ],
 )
 def test_the_checksum_is_of_bits_and_their_places(tensor, total) -> None:
-    """Columns and rows of 1024 elements are counted from 1."""
+    """Columns and rows of 1024 words of 4 bytes are counted from 1."""
     assert memory.checksum(tensor) == total
 
 

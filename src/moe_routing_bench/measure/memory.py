@@ -20,6 +20,7 @@ _ROW, _ROWS_COUNT = 1024, 1_000_003  # elements of a row of a checksum, and what
 SCARS = 16  # elements of an output
 _POISON_FLOAT = 0xFF  # NaN in every format of the table
 _AT_A_TIME = 1 << 25  # bytes that a GPU multiplies at a time
+_WORD = 4  # bytes of a number of a checksum: few numbers, whose sums rarely pass 64 bits
 _LANE, _LANES = 8, 1 << 17  # bytes that a digest reads as a number, and how many of these at a time
 
 
@@ -110,21 +111,22 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def checksum(tensor: Tensor) -> int:
-    """A sum over the elements' bits as integers, each times its column plus a multiple of its row, in rows of `_ROW`: a call that puts elements
-    elsewhere changes it. In parts: what all sets share is too large for a copy, the more so for one in 64 bits."""
-    kind = INTEGERS[tensor.element_size()]
-    flat, step, parts = tensor.view(kind).flatten(), max(1, _COMPARED // 8 // _ROW) * _ROW, []
-    for first in range(0, len(flat), step):
-        part = flat[first : first + step]
-        whole = len(part) // _ROW * _ROW
-        for start, piece in ((first, part[:whole].view(-1, _ROW)), (first + whole, part[whole:].view(1, -1))):
-            row = 1 + start // _ROW
-            columns, rows = (piece.sum(dim, dtype=torch.int64) for dim in (0, 1))
-            parts += [
+    """A sum over the memory of a contiguous tensor as integers of `_WORD` bytes, each times its column plus a multiple of its row, in rows
+    of `_ROW`: a call that puts elements elsewhere changes it. In parts: what all sets share is too large for a copy, the more so for one in
+    64 bits."""
+    data, step, total, row = as_bytes(tensor), max(1, _COMPARED // 8 // _ROW), [], 1
+    words = 0 if data.storage_offset() % _WORD else len(data) // _WORD * _WORD
+    in_words = data[:words].view(INTEGERS[_WORD]) if words else data[:0]
+    for flat in (in_words, data[words:]):
+        whole = len(flat) // _ROW * _ROW
+        for part in (*flat[:whole].view(-1, _ROW).split(step), flat[whole:].view(1, -1)):
+            columns, rows = (part.sum(dim, dtype=torch.int64) for dim in (0, 1))
+            total += [
                 (columns * torch.arange(1, 1 + len(columns), device=flat.device)).sum(),
                 (rows * torch.arange(row, row + len(rows), device=flat.device)).sum() * _ROWS_COUNT,
             ]
-    return int(torch.stack(parts).sum()) if parts else 0
+            row += len(rows)
+    return int(torch.stack(total).sum())
 
 
 def digests(rows: Tensor, key: int) -> Tensor:
