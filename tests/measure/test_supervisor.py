@@ -58,6 +58,24 @@ def outcomes(scripted, script, *names: str, timeout: float = 20, **given) -> dic
     return {one["implementation"]: (one["status"], one["reason"], one["restarts"]) for one in rows}
 
 
+def test_the_log_of_a_cell_says_where_its_seconds_went(scripted, tmp_path, capfd) -> None:
+    """Of each step and part of a step, in one line, where there is a file; on a terminal not."""
+
+    def script(names, send):
+        send(("at", None, "inputs"))
+        send(("at", "torch", "preparing"))
+        send(("within", "torch", "binding"))
+        time.sleep(0.05)
+        send(("rows", {"torch": row("torch")}))
+
+    scripted(script)
+    supervisor.measure(job("torch"))
+    assert "seconds" not in capfd.readouterr().err
+    supervisor.measure(job("torch"), tmp_path / "a.parquet")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("seconds: ") and float(line.rpartition("torch: binding ")[2]) >= 0.05
+
+
 def test_ceilings_are_kept_for_later_cells_before_an_implementation_begins(scripted) -> None:
     """Later ones could be an implementation's, as could what it wrote to the memory itself."""
     memory = server.Memory()

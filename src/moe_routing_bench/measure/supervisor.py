@@ -23,11 +23,13 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import completion, gpus, processes
 from moe_routing_bench.measure.interruptions import PERIOD, Interrupted, Watch, settled
 from moe_routing_bench.measure.memory_kills import MemoryKills, limited
+from moe_routing_bench.measure.phases import Phases
 from moe_routing_bench.store import platforms
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import UserError, bad, one_line, writing
 
 _GIT_SECONDS = 5.0  # that git may take to say which code this is
+_LONGEST_TEXT = 4000  # letters of a line in the log
 _GRACE_SECONDS = 2.0  # for a worker to end by itself
 _LONGER = "`measure --timeout`, or `timeout` below `measure:` in a config, waits longer"
 
@@ -69,6 +71,8 @@ def measure(
     rows = [
         completion.complete(job, platform, name, outcomes[name], started, ended, memory) for name in job.implementations
     ]
+    if out is not None:  # else there is no log
+        print(one_line(caller.phases.text(), _LONGEST_TEXT), file=sys.stderr, flush=True)
     for row in rows:
         row |= {"worker_mode": mode, "restarts": max(caller.workers - 1, 0)}
     if out is not None:
@@ -82,11 +86,11 @@ def measure(
 class _Caller:
     """The caller of a job at the other end of a socket, if there is one; it gets a sign of life every second.
 
-    `workers` counts how many there were, `memory` is what jobs of the caller share.
+    `workers` counts how many there were, `memory` is what jobs of the caller share, `phases` where their time went.
     """
 
     def __init__(self, watch: Any, memory: Any = None) -> None:
-        self.watch, self.memory, self.workers = watch, memory, 0
+        self.watch, self.memory, self.workers, self.phases = watch, memory, 0, Phases()
         self._last = time.monotonic()
 
     def told(self) -> None:
@@ -123,6 +127,7 @@ def _attempt(
     begun = False
     at, step, ends, tainted, last_word, of_memory = None, "starting", False, False, "", False
     watch = Watch(child, job.settings.timeout)
+    caller.phases.enter(None, step)
     try:
         if interrupts:
             raise KeyboardInterrupt
@@ -150,6 +155,9 @@ def _attempt(
             elif message[0] == "at":
                 at, step = message[1], message[2]
                 begun = begun or at is not None
+                caller.phases.enter(at, step)
+            elif message[0] == "within":
+                caller.phases.enter(message[1], message[2])
             elif message[0] == "ceilings":
                 if caller.memory and not begun:  # later ones could be an implementation's
                     caller.memory.keep(ceilings, message[1])
@@ -164,9 +172,11 @@ def _attempt(
                 by_name |= message[1]
                 ends = True
     finally:
+        caller.phases.enter(None, "ending")
         status = _end(child, _GRACE_SECONDS if ends else 0)
         processes.sweep(others, _GRACE_SECONDS)
         receive.close()
+        caller.phases.end()
     left = [n for n in pending if n not in by_name]
     if tainted and not audit:
         return by_name | _attempt(job, device, left, caller, audit=True)

@@ -2,7 +2,7 @@
 
 Reports to its supervisor through `send`: ``("at", name, step)`` before every step, ``("failed", name, status, reason)``
 when an implementation is out, ``("tainted", reason)`` when one has harmed the others and it is unknown which, and
-``("rows", {name: fields})`` at the end; ``("ceilings", known)``, for later cells, before any implementation is there. It may die at any moment; the supervisor copes. Where an error of Python ends it, ``("died", text)``
+``("rows", {name: fields})`` at the end; ``("within", name, part)`` where a part of a step begins that takes a while; ``("ceilings", known)``, for later cells, before any implementation is there. It may die at any moment; the supervisor copes. Where an error of Python ends it, ``("died", text)``
 says which.
 """
 
@@ -97,6 +97,7 @@ def _measured(
         entered: list[Candidate] = []
         if guarded(name, "preparing", lambda admit=admit, entered=entered: entered.append(admit())):
             alive += entered
+    send(("within", None, "power limit"))
     limited = gpu is not None and cost.flops > 0 and _limited(job, alive, gpu, guarded)
 
     def sustained() -> dict[str, float]:
@@ -121,6 +122,7 @@ def _measured(
         check = functools.partial(_checked_again, job, candidate, sets)
         if not guarded(candidate.name, "checking again", check):
             alive.remove(candidate)
+    send(("within", None, "rows"))
     common = (
         calibration.mean(before, after)
         | {"calibration_drift": drift, "ceilings_at": ceilings.at, "check_nonce": sets.nonce}
@@ -240,6 +242,7 @@ def _settled(job: Job, candidate: Candidate, sets: Sets, send: Send, warmup_call
     send(("at", candidate.name, "checking"))
     unharmed(sets)
     verify(job, candidate, sets, thorough=True)
+    send(("within", candidate.name, "settling"))
     candidate.samples_per_block = max(
         1, min(job.settings.samples_per_block, int(BLOCK_US / (candidate.timer.sample() * candidate.timer.calls)))
     )
@@ -266,11 +269,15 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     candidate = Candidate(name, calls, fields={"layout": job.cell.get("layout") or bench[name].layout})
     send(("at", name, "warming up"))
     candidate.fields |= footprint(before, calls[0])
+    send(("within", name, "binding"))
     calls += [bench.bind(name, job.cell, sets.bound(i)) for i in range(1, len(sets))]
+    send(("within", name, "warming up"))
     warmup_calls = warm_up(candidate, job.settings.warmup_ms, device)
+    send(("within", name, "capturing"))
     nbytes = sets.cost.read_bytes + sets.cost.write_bytes
     candidate.timer = timers.device_timer(calls, job.settings.interval_us, device, nbytes)
     _settled(job, candidate, sets, send, warmup_calls)
+    send(("within", name, "wall and warm times"))
     candidate.fields["wall_median_us"] = timers.wall_median_us(calls, job.settings.wall_calls, device)
     if device != "cpu":
         warm = timers.device_timer(calls[:1], job.settings.interval_us, device)
@@ -278,6 +285,7 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     if configuration := getattr(calls[0], "configuration", None):
         candidate.fields["configuration"] = one_line(configuration(), _CHOICES) or None
     if hasattr(calls[0], "stages"):
+        send(("within", name, "stages"))
         candidate.fields |= _stages(calls, job, device)
     return candidate
 
