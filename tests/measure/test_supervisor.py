@@ -59,7 +59,7 @@ def outcomes(scripted, script, *names: str, timeout: float = 20, **given) -> dic
 
 
 def test_the_log_of_a_cell_says_where_its_seconds_went(scripted, tmp_path, capfd) -> None:
-    """Of each step and part of a step, in one line, where there is a file; on a terminal not."""
+    """Each step and part of a step has its seconds, in one line, where there is a file; on a terminal not."""
 
     def script(names, send):
         send(("at", None, "inputs"))

@@ -28,7 +28,7 @@ class Phases:
         self._now, self._since = None, now
 
     def seconds(self) -> Mapping[tuple[str | None, str], float]:
-        """Of each step so far."""
+        """The seconds of each step so far."""
         return self._seconds
 
     def text(self) -> str:
