@@ -135,7 +135,7 @@ def test_a_turn_of_large_outputs_leaves_places_that_cannot_be_foreseen(large) ->
     for _ in range(2):
         leftovers.lay(candidate, sets)
         lost = [set(tensor["y"].isnan().nonzero().flatten().tolist()) for tensor in sets.outputs]
-        assert 100 < len(lost[0]) <= leftovers._SCARS and lost == [lost[0]] * 6
+        assert 100 < len(lost[0]) <= leftovers._SCARS and len(lost[0] & lost[1]) < 150, "others in every set"
         places.append(lost[0])
         for i in range(6):
             sets.write(i)

@@ -114,7 +114,7 @@ class Sets:
             output.poison()
 
     def scar(self, count: int = memory.SCARS) -> dict[str, Tensor]:
-        """Fill `count` elements of every output with that, the same ones in all sets; returns their places."""
+        """Fill `count` elements of every output with that; returns their places."""
         return {
             name: memory.scar(output.rows(0, 1), output.tensors[0], count) for name, output in self._outputs.items()
         }

@@ -78,22 +78,23 @@ def poison(tensors: Mapping[str, Tensor]) -> None:
 
 
 def scar(memory: Tensor, like: Tensor, count: int = SCARS) -> Tensor:
-    """Fill `count` elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes). Returns the places (e, size)
-    of their bytes."""
+    """Fill `count` elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes). More than a few are others in
+    every row. Returns the places (n, e, size) of their bytes."""
     size, of = like.element_size(), like.numel()
     if count <= SCARS:
-        chosen = torch.tensor(some(count, of), dtype=torch.long, device=memory.device)
+        chosen = torch.tensor(some(count, of), dtype=torch.long, device=memory.device).expand(len(memory), -1)
     else:  # sooner than so many by the system's generator
         unforeseen = torch.Generator(memory.device).manual_seed(secrets.randbits(63))
-        chosen = torch.randint(max(of, 1), (min(count, of),), generator=unforeseen, device=memory.device)
-    places = chosen[:, None] * size + torch.arange(size, device=memory.device)
-    memory[:, places.flatten()] = _poison_of(like)
+        shape = (len(memory), min(count, of))
+        chosen = torch.randint(max(of, 1), shape, generator=unforeseen, device=memory.device)
+    places = chosen[..., None] * size + torch.arange(size, device=memory.device)
+    memory.scatter_(1, places.flatten(1), _poison_of(like))
     return places
 
 
 def scarred(memory: Tensor, like: Tensor, places: Tensor) -> Tensor:
     """In which of the rows any of the elements that `scar` has filled is as it left them: (n,) bool, on the device."""
-    return (memory[:, places] == _poison_of(like)).all(-1).any(-1)
+    return (memory.gather(1, places.flatten(1)).view(places.shape) == _poison_of(like)).all(-1).any(-1)
 
 
 def _lane_of(byte: int) -> int:
