@@ -53,6 +53,8 @@ def grid(folder: Path, count: int) -> None:
             "code_fingerprint": code,
         }
         plain = [{name: value for name, value in row.items() if name not in records.AXIS_COLUMNS} for row in stored]
+        for row in plain:
+            row["tokens_per_s"] = job.cell.tokens / row["median_us"] * 1e6  # which `collect` computes again
         rows.write(
             folder / paths.cell_file("cpu", job), [row | dict(job.cell.values) | names for row in plain], job.spec
         )
