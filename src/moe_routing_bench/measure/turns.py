@@ -31,6 +31,9 @@ _LAUNCH_US = {"cpu": 20.0, "cuda": 400.0}
 _CORES = 1.2  # times the time of a turn that each of its threads may compute for
 _BESIDE = {"cpu": 0.05, "cuda": 0.4}  # share of both in the few rotations whose time is compared with that of many
 _TRIES, _TURNS = 3, 5
+# Times that few rotations are compared with many before work counts as left out. The least of more turns is nearer to the cost on a quiet host:
+# on a busy one honest calls were 1.85 times as long in three tries. A call that leaves work out stays as far away.
+_COMPARED = 8
 _LONG_US = 50_000.0  # of a rotation: then one is enough at a time
 _CHECKED = 2  # sets that are compared with the reference on new values
 _LOOKS = 16  # turns, in the mean, until all outputs of one are compared
@@ -124,7 +127,7 @@ class Turns:
             longest = max(min(longest, *(self._cost(self._turn("rotate", 1)) for _ in range(2))), 1e-3)
         few = max(1, int(beside / _BESIDE[self._kind] / longest))
         turns = _TURNS if longest < _LONG_US else 1
-        for _ in range(_TRIES):
+        for _ in range(_COMPARED):
             for _ in range(turns):
                 timed.append(self._cost(self._looked_at(self._request, self._count)) / many)
                 alone.append((self._cost(self._looked_at("rotate", few)) - beside) / few)
