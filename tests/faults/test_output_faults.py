@@ -58,7 +58,7 @@ def test_a_disk_that_is_full_leaves_what_there_was(size, old, tmp_path, monkeypa
     if old:
         path.write_bytes(old)
     monkeypatch.setattr(supervisor, "_attempt", lambda *_: {"torch": ROW})
-    monkeypatch.setattr(completion, "code", lambda bench: {})
+    monkeypatch.setattr(completion, "code", lambda bench, memory: {})
     if (child := os.fork()) == 0:
         try:
             receive, send = os.pipe()
@@ -91,7 +91,7 @@ def test_a_disk_that_is_full_is_found_before_anything_is_measured(tmp_path: Path
 def test_rows_are_kept_though_nobody_reads_what_is_said(tmp_path, monkeypatch) -> None:
     """A closed pipe, or a full disk under the log, is no reason to measure again."""
     monkeypatch.setattr(supervisor, "_attempt", lambda *_: {"torch": ROW})
-    monkeypatch.setattr(completion, "code", lambda bench: {})
+    monkeypatch.setattr(completion, "code", lambda bench, memory: {})
     receive, send = os.pipe()
     os.close(receive)
     with os.fdopen(send, "w") as nobody:

@@ -772,7 +772,7 @@ def test_checks_between_samples_are_at_rounds_that_nobody_can_foresee(clock, mon
     asked: list[int] = []
     monkeypatch.setattr(sampling.secrets, "randbelow", lambda below: asked.append(below) or 0)
     assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9, target_half_width=-1.0)[2]) == 2 * 3
-    assert asked == [4, 9]
+    assert asked[-2:] == [4, 9]  # candidates draw before, when they are made
     monkeypatch.setattr(sampling.secrets, "randbelow", lambda below: below - 1)
     assert len(rounds(clock, monkeypatch, 0.0, min_blocks=4, max_blocks=9)[2]) == 3
 
