@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 _PDEATHSIG, _DUMPABLE, _DROP_FROM_BOUNDS, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38  # of prctl
 _CAPABILITY_VERSION = 0x20080522
+_EMPTY_LOOKS = 3  # one look may miss a child: Linux's list skips one where another leaves it meanwhile, or the parent has not stopped yet
 _LOOKING_IN = (17, 19, 21)  # CAP_SYS_RAWIO, CAP_SYS_PTRACE, CAP_SYS_ADMIN
 
 
@@ -126,8 +127,10 @@ def end_tree(pid: int, seconds: float) -> None:
     """Kill a child, which must not run meanwhile, and all processes below it. The child is waited for; gives up after so many seconds."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)  # so that it starts no more while those below it are counted
-    deadline = time.monotonic() + seconds
-    while (left := running(descendants(pid))) and time.monotonic() < deadline:
+    deadline, empty = time.monotonic() + seconds, 0
+    while empty < _EMPTY_LOOKS and time.monotonic() < deadline:
+        left = running(descendants(pid))
+        empty = 0 if left else empty + 1
         for each in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each, signal.SIGKILL)
