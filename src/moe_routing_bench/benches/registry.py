@@ -18,11 +18,11 @@ OPERATIONS = (
     "pack",
     "experts",
     "combine",
+    "dispatch",
     "routing",
     "layer",
     "training",
     "model",
-    "dispatch",
 )
 BENCHES: Mapping[str, Bench] = MappingProxyType({name: find(name) for name in OPERATIONS})
 
