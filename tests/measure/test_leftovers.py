@@ -73,7 +73,7 @@ def test_one_wrong_set_is_refused(turn) -> None:
 
 
 def test_changed_inputs_are_another_fault(turn) -> None:
-    """The culprit is not known yet, as the implementation whose turn it was may be right."""
+    """The cause is not known yet: the implementation whose turn it was may be right."""
     with pytest.raises(Tainted, match=r"^inputs were changed: x$"):
         turn([7, 7, 7, 7, 8, 7], "inputs were changed: x")
 

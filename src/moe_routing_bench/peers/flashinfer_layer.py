@@ -58,7 +58,6 @@ def bind(
 
     A `residual` (T, H) is added by torch.
     """
-    from flashinfer.autotuner import AutoTuner, autotune  # pyright: ignore[reportMissingImports]
     from flashinfer.fused_moe import cute_dsl_fused_moe_bf16  # pyright: ignore[reportMissingImports]
     from flashinfer.tllm_enums import ActivationType  # pyright: ignore[reportMissingImports]
 
@@ -70,15 +69,12 @@ def bind(
         options |= {} if known.limit is None else {"swiglu_limit": known.limit}
     sizes = {"num_experts": len(w2), "top_k": topk_ids.shape[1], "moe_output": combined}
 
-    def run() -> None:
-        cute_dsl_fused_moe_bf16(x, topk_ids, topk_weights, up, w2, **sizes, **options)
-        if residual is not None:
-            combined.add_(residual)
-
-    with autotune(True):  # what was chosen for these sizes is kept
-        run()
-    run.configuration = lambda: chosen(AutoTuner.get().profiling_cache, "run_moe_sm90")
-    return run
+    return tuned(
+        lambda: cute_dsl_fused_moe_bf16(x, topk_ids, topk_weights, up, w2, **sizes, **options),
+        combined,
+        residual,
+        "run_moe_sm90",
+    )
 
 
 def _in_turns(w13: Tensor) -> Tensor:
@@ -87,6 +83,21 @@ def _in_turns(w13: Tensor) -> Tensor:
     return torch.stack([up, gate], 2).flatten(1, 3)
 
 
-def chosen(cache: dict[tuple[Any, ...], tuple[Any, ...]], operation: str) -> str:
-    """What FlashInfer's tuner chose for the operations whose names have this part."""
-    return "; ".join(f"{key[0]}: {best}" for key, (best, *_) in cache.items() if operation in str(key[0]))
+def tuned(layer: Callable[[], object], combined: Tensor, residual: Tensor | None, operation: str) -> Callable[[], None]:
+    """Bind a layer of FlashInfer's that writes `combined` (T, H), to which torch adds a `residual` (T, H), after its tuner has tried all tiles.
+
+    The configuration is what the tuner chose for the operations whose names have the part `operation`.
+    """
+    from flashinfer.autotuner import AutoTuner, autotune  # pyright: ignore[reportMissingImports]
+
+    def run() -> None:
+        layer()
+        if residual is not None:
+            combined.add_(residual)
+
+    with autotune(True):  # what was chosen for these sizes is kept
+        run()
+    run.configuration = lambda: "; ".join(
+        f"{key[0]}: {best}" for key, (best, *_) in AutoTuner.get().profiling_cache.items() if operation in str(key[0])
+    )
+    return run

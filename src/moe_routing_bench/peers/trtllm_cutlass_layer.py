@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.peers import whole_layers as peers
-from moe_routing_bench.peers.flashinfer_layer import chosen
+from moe_routing_bench.peers.flashinfer_layer import tuned
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts.common import unaligned
 from moe_routing_kernels.experts.dequant import once
@@ -63,7 +63,6 @@ def bind(
 
     A `residual` (T, H) is added by torch.
     """
-    from flashinfer.autotuner import AutoTuner, autotune  # pyright: ignore[reportMissingImports]
     from flashinfer.fused_moe import (  # pyright: ignore[reportMissingImports]
         cutlass_fused_moe,
         cutlass_fused_moe_workspace_size,
@@ -92,15 +91,12 @@ def bind(
     )  # fmt: skip
     options |= {"output": combined, "workspace_buffer": x.new_empty(size, dtype=torch.uint8)}
 
-    def run() -> None:
-        cutlass_fused_moe(x, topk_ids, topk_weights, up, w2, x.dtype, [], **options)
-        if residual is not None:
-            combined.add_(residual)
-
-    with autotune(True):  # what was chosen for these sizes is kept
-        run()
-    run.configuration = lambda: chosen(AutoTuner.get().profiling_cache, "fused_moe::gemm")
-    return run
+    return tuned(
+        lambda: cutlass_fused_moe(x, topk_ids, topk_weights, up, w2, x.dtype, [], **options),
+        combined,
+        residual,
+        "fused_moe::gemm",
+    )
 
 
 def _up_first(rows: Tensor) -> Tensor:
