@@ -378,6 +378,14 @@ def test_a_sample_fills_the_interval(monkeypatch: pytest.MonkeyPatch, took: floa
     assert host_timer.HostTimer([call] * 3, interval).calls == calls
 
 
+@pytest.mark.parametrize(("slow_rotations", "calls"), [(1, 10), (3, 10), (4, 1)])
+def test_a_call_is_not_estimated_while_the_machine_holds_it_up(slow_rotations, calls, monkeypatch) -> None:
+    """The least of up to four rotations counts where the first takes longer than a sample has to."""
+    rotations = iter([8000.0] * slow_rotations + [10.0] * 4)
+    monkeypatch.setattr(host_timer.HostTimer, "_timed", lambda timer, first, count: next(rotations))
+    assert host_timer.HostTimer([len] * 3, 100).calls == calls
+
+
 def test_the_wall_median_is_of_single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     now, times = [0.0], iter([50e-6, 10e-6, 40e-6, 20e-6, 30e-6])
     monkeypatch.setattr(timers, "perf_counter", lambda: now[0])

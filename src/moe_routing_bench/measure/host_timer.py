@@ -16,6 +16,7 @@ Clock = Callable[[], float]
 _COLD_US, _COLD_BYTES_PER_US = 100.0, 20_000.0
 _MOST_PAUSE_US = 200.0
 _LISTEN_SECONDS = 0.005
+_MORE_ROTATIONS, _WAITED_US = 3, 20_000.0  # to estimate a call; one that takes longer was not merely held up
 OUTSTANDING_US = 250.0  # more after a sample is work: to ask a GPU alone took up to 71 us (H200)
 
 
@@ -25,7 +26,7 @@ class HostTimer:
     name = "wall"
 
     def __init__(self, calls: Sequence[Call], interval_us: float, nbytes: int = 0) -> None:
-        """Estimate one call's time from one rotation and choose how many calls a sample takes. A call reads and writes `nbytes`."""
+        """Estimate one call's time from a rotation and choose how many calls a sample takes. A call reads and writes `nbytes`."""
         self.calls_list, self._cold_us = calls, _COLD_US + nbytes / _COLD_BYTES_PER_US
         self.returned: list[object] = [None] * len(calls)
         self.alone: list[float] = []
@@ -33,6 +34,9 @@ class HostTimer:
         self._elsewhere: list[float] = []
         self._next = self._turn = 0
         once = max(self._timed(0, len(calls)), 0.1)
+        for _ in range(_MORE_ROTATIONS):  # a moment's wait for a core would make a sample of a single call
+            if interval_us < once < _WAITED_US:
+                once = max(min(once, self._timed(0, len(calls))), 0.1)
         self.calls = max(1, math.ceil(interval_us / once))
 
     def begin_turn(self) -> bool:

@@ -16,7 +16,8 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import memory
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.measure.verify import difference, unlike_any, unshared
+from moe_routing_bench.measure.output_forms import unlike_any, unshared
+from moe_routing_bench.measure.verify import difference
 
 _SHARE = 0.1  # of a turn's time: after so much of comparing with references, sets that differ are left to the next turn
 _SMALL = {"cpu": 1 << 22, "cuda": 1 << 26}  # bytes of all outputs that are looked at in whole after every turn

@@ -11,11 +11,10 @@ and every other set with it, bit by bit.
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch._C import _functorch  # type: ignore[attr-defined]
 
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.benches.checks import Check, both
@@ -24,11 +23,15 @@ from moe_routing_bench.grid.cell import Cell, Job
 from moe_routing_bench.measure import memory, processes
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.measure.output_forms import outputs_of, unlike_any, unlike_asked, unshared
 
 _SWEEP_SECONDS = 2.0
 _LISTEN_SECONDS = 0.01
 _LOOKS = 5
 _ATTEMPTS = 4  # at a rotation by itself that nothing else on the machine holds up
+# On a busy CPU so many more, within seconds. The threads of a call wait for one another by computing, up to a time slice of 8 ms: of calls
+# on two threads among ten such processes, one in five rotations of 60 us did without.
+_MORE_ATTEMPTS, _MORE_SECONDS = 40, 10.0
 # Times as long a call of a lone rotation may take, or on a CPU compute; leaving out every other one makes it 2. The least of few samples on
 # a busy CPU is less than that of as few rotations now and then: honest calls were 1.6 times as long.
 _SHORTENED_HOST, _SHORTENED_FEW, _SHORTENED = 1.25, 1.8, 1.3
@@ -48,15 +51,27 @@ def verify(job: Job, candidate: Candidate, sets: Sets, thorough: bool = False) -
     turns = [(timer.check, _fresh), (timer.check, _base)]
     if thorough:
         turns += [(timer.rotate, _scarred), (timer.rotate, _near)]
-    for attempt in range(_ATTEMPTS if thorough else 1):
+    for last in _attempts(timer.name) if thorough else [True]:
         try:
             for run, prepare in turns:
                 prepare(candidate, sets)
                 _right(job, candidate, sets, run, stages=thorough and prepare is _fresh)
         finally:
             sets.restore()
-        if thorough and _whole(candidate, last=attempt == _ATTEMPTS - 1):
+        if thorough and _whole(candidate, last):
             break
+
+
+def _attempts(name: str) -> Iterator[bool]:
+    """Whether each attempt at a call that holds all its work is the last one, by the `name` of the timer."""
+    yield from [False] * (_ATTEMPTS - 1)
+    if name == "wall":
+        end = time.monotonic() + _MORE_SECONDS
+        for _ in range(_MORE_ATTEMPTS):
+            if time.monotonic() > end:
+                break
+            yield False
+    yield True
 
 
 def _right(job: Job, candidate: Candidate, sets: Sets, run: Callable[[], object], stages: bool) -> None:
@@ -186,7 +201,7 @@ def running() -> set[int]:
 
 
 def _checked(bench: Bench, job: Job, candidate: Candidate, sets: Sets, i: int) -> Check:
-    outputs, draw = _outputs(candidate, sets, i), sets.draw_of(i)
+    outputs, draw = outputs_of(candidate, sets, i), sets.draw_of(i)
     digest = sum(sets.digest(outputs[name]) for name in sets.outputs[i])
     if candidate.digests.get(id(draw)) == digest:  # the bits that were right before
         return Check()
@@ -210,80 +225,9 @@ def checked(
     return Check(error=error) if error else bench.check(name, cell, given, outputs, expected)
 
 
-def unlike_asked(outputs: dict[str, Tensor], asked: dict[str, Tensor]) -> str | None:
-    """Which output is not a plain tensor of the type, shape and device that is `asked`, in words."""
-    for name, tensor in asked.items():
-        output = outputs[name]
-        if (
-            type(output) is not Tensor
-            or output.layout is not torch.strided
-            or _functorch.is_functorch_wrapped_tensor(output)
-        ):
-            return f"{name}: {type(output).__name__}, not a plain tensor"
-        if output.is_conj() or output.is_neg() or output._is_zerotensor():
-            return f"{name}: a view that is computed when it is read"
-        if (output.dtype, output.shape) != (tensor.dtype, tensor.shape):
-            return f"{name}: {_kind(output)}, not {_kind(tensor)}"
-        if output.device != tensor.device:
-            return f"{name}: on {output.device}, not {tensor.device}"
-        if any(step == 0 and size > 1 for step, size in zip(output.stride(), output.shape, strict=True)):
-            return f"{name}: elements that share memory"
-    return None
-
-
-def unlike_any(candidate: Candidate, sets: Sets) -> str | None:
-    """`unlike_asked` of all sets that ran, before anything else may read an output."""
-    outputs = ((_outputs(candidate, sets, i), sets.outputs[i]) for i in range(len(candidate.timer.returned)))
-    return next((error for output, asked in outputs if (error := unlike_asked(output, asked))), None)
-
-
-def unshared(candidate: Candidate, sets: Sets) -> str | None:
-    """Which returned output lies in memory that is not its own, in words: that of an input, or of another set."""
-    spans = []
-    for i, returned in enumerate(candidate.timer.returned):
-        if returned is None or type(returned) is not dict:
-            continue
-        asked = sets.outputs[i]
-        outputs = {name: tensor for name, tensor in returned.items() if name in asked and isinstance(tensor, Tensor)}
-        spans += [(*memory.extent(tensor), i, name) for name, tensor in outputs.items() if not _in_place(tensor, asked)]
-    spans = [span for span in spans if span[0] < span[1]]
-    taken = [(*span, None, "an input or another output") for span in sets.extents()] if spans else []
-    last, owner = 0, None
-    for first, end, i, name in sorted(spans + taken, key=lambda span: span[:2]):
-        if first < last and (i is not None or owner is not None) and (i is None or owner is None or i != owner[0]):
-            which = name if i is not None else owner[1] if owner else name
-            return f"{which}: in memory of an input or of another set"
-        if end > last:
-            last, owner = end, None if i is None else (i, name)
-    return None
-
-
-def _in_place(tensor: Tensor, asked: dict[str, Tensor]) -> bool:
-    """Whether a tensor lies in one of the buffers that were given for its set."""
-    first, end = memory.extent(tensor)
-    return any(start <= first and end <= stop for start, stop in map(memory.extent, asked.values()))
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
-
-
-def _outputs(candidate: Candidate, sets: Sets, i: int) -> dict[str, Tensor]:
-    """The outputs of set i; those that an implementation allocates itself are what its last timed call returned.
-
-    `Failure` for a dictionary that may compute when it is read.
-    """
-    returned = candidate.timer.returned[i]
-    if not isinstance(returned, dict):
-        return sets.outputs[i]
-    if type(returned) is not dict or any(type(name) is not str for name in returned):
-        raise Failure("incorrect", f"outputs are returned in a {type(returned).__name__}, not a plain dictionary")
-    return sets.outputs[i] | returned
-
-
 def _differ(candidate: Candidate, sets: Sets, first: int, i: int) -> Tensor:
     """Whether an output of set i differs from that of set `first` in a bit, on the device."""
-    known, other = _outputs(candidate, sets, first), _outputs(candidate, sets, i)
+    known, other = outputs_of(candidate, sets, first), outputs_of(candidate, sets, i)
     pairs = [(memory.as_bytes(known[name]), memory.as_bytes(other[name])) for name in sets.outputs[i]]
     flags = [(a != b).any() if a.shape == b.shape else a.new_ones((), dtype=torch.bool) for a, b in pairs]
     return torch.stack(flags).any()
