@@ -49,8 +49,8 @@ asked:
 report: asked .venv/.report ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200; RUN=name keeps it apart; SYSTEM_TORCH=1 takes the torch of PYTHON)
 	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG)) $(if $(RUN),--config 'run=$(RUN)')
 
-# Two workers for each core: a third of the time they wait for processes and deadlines.
-WORKERS := --numprocesses $$((2 * $$(env -u OMP_NUM_THREADS nproc))) --maxprocesses 16 --dist loadfile
+# Two workers for each core: a third of the time they wait for processes and deadlines. A lost worker fails its test, and is not replaced.
+WORKERS := --numprocesses $$((2 * $$(env -u OMP_NUM_THREADS nproc))) --maxprocesses 16 --max-worker-restart 0 --dist loadfile
 
 test: .venv/.installed ## run the tests of behaviour (those that need a GPU are skipped where there is none)
 	.venv/bin/pytest -q -m 'not slow' $(WORKERS) --no-loadscope-reorder

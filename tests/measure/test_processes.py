@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -208,16 +209,24 @@ def test_a_look_that_misses_a_child_is_not_the_last(monkeypatch):
 
 
 def test_the_time_that_another_process_computes():
+    """In any of its threads; none where it has ended."""
+
     def compute() -> None:
         end = time.process_time() + 0.05
         while time.process_time() < end:
             pass
         os.kill(os.getpid(), signal.SIGSTOP)
 
-    child = forked(compute)
+    def compute_in_a_thread() -> None:
+        thread = threading.Thread(target=compute)
+        thread.start()
+        thread.join()
+
+    child = forked(compute_in_a_thread)
     os.waitid(os.P_PID, child, os.WSTOPPED)
     assert 0.05 <= processes.cpu_seconds(child) < 0.5
     processes.end_tree(child, 1.0)
+    assert processes.cpu_seconds(child) == 0
 
 
 def test_a_process_keeps_its_memory_from_one_that_has_renounced():

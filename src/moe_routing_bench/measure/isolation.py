@@ -175,10 +175,7 @@ class Runner:
 
     def cpu_seconds(self) -> float:
         """How long its threads have computed so far."""
-        try:
-            return processes.cpu_seconds(self.pid)
-        except OSError:
-            return 0.0
+        return processes.cpu_seconds(self.pid)
 
     def alone(self) -> None:
         """`Failure` where it has started processes that still run."""

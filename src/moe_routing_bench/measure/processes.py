@@ -58,12 +58,11 @@ def offspring() -> set[int]:
     return pids
 
 
-def busy_seconds(pid: int) -> float:
-    """How long a process has computed so far; 0 where it has ended."""
+def cpu_seconds(pid: int) -> float:
+    """How long all threads of a process have computed so far; 0 where there is none."""
     try:
-        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
-            return int(file.read().split()[0]) / 1e9
-    except (OSError, IndexError, ValueError):
+        return time.clock_gettime((~pid << 3) | 2)  # the kernel's number of the CPU clock of another process
+    except OSError:
         return 0.0
 
 
@@ -138,11 +137,6 @@ def end_tree(pid: int, seconds: float) -> None:
         os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, 0)
-
-
-def cpu_seconds(pid: int) -> float:
-    """The time that all threads of a process have computed for. OSError where there is none."""
-    return time.clock_gettime((~pid << 3) | 2)  # the kernel's number of the CPU clock of another process
 
 
 def keep_to_itself() -> None:

@@ -186,11 +186,11 @@ def idle(children: set[int]) -> None:
     others = processes.offspring() - children
     if not others:
         return
-    before, ready = {pid: processes.busy_seconds(pid) for pid in others}, others
+    before, ready = {pid: processes.cpu_seconds(pid) for pid in others}, others
     for _ in range(_LOOKS):  # on a busy machine one that computes may get no core meanwhile
         time.sleep(_LISTEN_SECONDS / _LOOKS)
         ready = processes.ready(ready)
-    if ready or any(processes.busy_seconds(pid) > seconds + _LISTEN_SECONDS / 10 for pid, seconds in before.items()):
+    if ready or any(processes.cpu_seconds(pid) > seconds + _LISTEN_SECONDS / 10 for pid, seconds in before.items()):
         processes.sweep(children, _SWEEP_SECONDS)
         raise Failure("incorrect", "processes compute outside of calls")
 
