@@ -56,26 +56,47 @@ def weights(path: Path) -> dict[str, Tensor]:
     return torch.load(paths.weights_file(path), weights_only=True)["model"]
 
 
-def test_a_killed_run_ends_as_an_unbroken_one(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, rows and weights, with random drops; the second call does only the steps after the checkpoint."""
-    run = dataclasses.replace(run, drop_policy="random", capacity_factor=1.0)
+@pytest.mark.parametrize(
+    ("router", "policy", "killed", "seconds", "again"),
+    [
+        ("softk", "random", 7, 1e9, 6),  # from the last evaluation
+        ("softk", "random", 7, 0.0, 7),  # from any step
+        ("quantile_balancing", "position", 1, 0.0, 1),
+        ("noisy_topk", "position", 5, 0.0, 5),
+        ("remoe", "position", 8, 0.0, 8),
+        ("deepseek_v3_small", "position", 3, 0.0, 3),
+    ],
+)
+def test_a_killed_run_ends_as_an_unbroken_one(
+    run: Run,
+    router: str,
+    policy: str,
+    killed: int,
+    seconds: float,
+    again: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit for bit, rows and weights; the second call does only the steps after the checkpoint."""
+    run = dataclasses.replace(run, router=router, experts=8, drop_policy=policy, capacity_factor=1.0)
     whole = train.train(run, tmp_path / "whole.parquet", "cpu")
     out, step, done = tmp_path / "broken.parquet", loop.Training.step, []
 
     def dies(self: loop.Training, number: int):
-        if number == 7 and 7 not in done:
+        if number == killed and killed not in done:
             done.append(number)
             raise KeyboardInterrupt
         done.append(number)
         return step(self, number)
 
+    monkeypatch.setattr(loop, "SAVE_SECONDS", seconds)
     monkeypatch.setattr(loop.Training, "step", dies)
     with pytest.raises(KeyboardInterrupt):
         train.train(run, out, "cpu")
     assert not out.exists() and out.with_suffix(".ckpt").exists()
     torch.manual_seed(99)
     broken = train.train(run, out, "cpu")
-    assert done == [*range(8), 6, 7, 8]
+    assert done == [*range(killed + 1), *range(again, 9)]
     assert kept(broken) == kept(whole) and run_rows.read(out).num_rows == 3
     first, second = weights(tmp_path / "whole.parquet"), weights(out)
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)

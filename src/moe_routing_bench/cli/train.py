@@ -55,6 +55,10 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Parquet file to write [default: results/PLATFORM/runs/NAME.parquet]")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Parts with commas between: graph, operators, compiled; or eager [default: all on a GPU]"),
+    ] = None,
     force: options.Force = False,
     platform: Required = None,
 ) -> None:
@@ -65,7 +69,8 @@ def train(
     run, chosen = with_lr(run, pilots)
     with gpus.reserved(alone=False):
         _torch(threads)
-        _module("train").train(run, out, _device(), chosen, known)
+        parts = _module("engine").Engine.of(_device(), engine)
+        _module("train").train(run, out, _device(), chosen, known, parts)
     print(f"wrote {out}")
 
 

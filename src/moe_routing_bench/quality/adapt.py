@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Adaptation, Run
-from moe_routing_bench.quality import adapters, code, evaluate, run_rows, texts, train
+from moe_routing_bench.quality import adapters, code, engine, evaluate, run_rows, texts, train
 from moe_routing_bench.quality.adaptation_rows import COLUMNS, SCHEMA
 from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_bench.quality.loop import Training, go_on, now, saved
@@ -51,6 +51,7 @@ class Adapting(Training):
         """The inverse of `state`."""
         self.model.load_state_dict(self.model.state_dict() | state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.own_rates()
 
     def evaluation(self) -> dict[str, Any]:
         """Row fields: the losses on the new text and, in bits per byte, on the text of the base."""
@@ -89,10 +90,11 @@ def adapt(
 
     A killed adaptation goes on as a run does; `chosen` and `spec` are those of `train.train`.
     """
-    training, checkpoint = Adapting(adaptation, base_file, device), out.with_suffix(".ckpt")
-    fixed = _fixed(training) | dict(chosen or {})
-    before = fixed | training.evaluation() | {"step": 0, "tokens_seen": 0, "epochs": 0.0, "ended_at": now()}
-    after = go_on(training, checkpoint, adaptation.name, adaptation.spec, fixed, lambda last: training.evaluation())
+    with engine.stream(device):
+        training, checkpoint = Adapting(adaptation, base_file, device), out.with_suffix(".ckpt")
+        fixed = _fixed(training) | dict(chosen or {})
+        before = fixed | training.evaluation() | {"step": 0, "tokens_seen": 0, "epochs": 0.0, "ended_at": now()}
+        after = go_on(training, checkpoint, adaptation.name, adaptation.spec, fixed, lambda last: training.evaluation())
     rows = [before, *({name: value for name, value in row.items() if name in COLUMNS} for row in after)]
     run_rows.write(out, rows, spec or adaptation.spec, SCHEMA)
     return rows

@@ -5,7 +5,7 @@ Suffixes: B sequences, S positions, D model width, N heads, C head width.
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from moe_routing_bench.quality.stage_clock import NO_CLOCK, Clock
 from moe_routing_kernels.routers import learned
 
 VOCABULARY = 256
+IGNORED = -100  # target of padding
 
 
 def turns(positions_S: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -69,7 +70,7 @@ class Dense(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + ffn(norm(x))."""
+    """The parts of x + attention(norm(x)) and x + ffn(norm(x)), which `TinyLM.hidden` puts together."""
 
     def __init__(self, dim: int, heads: int, depth: int, ffn: MoE | Dense) -> None:
         """`ffn` also takes token ids and positions, as some routers look at them."""
@@ -77,14 +78,26 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.RMSNorm(dim), nn.RMSNorm(dim)
         self.attention, self.ffn = Attention(dim, heads, depth), ffn
 
-    def forward(self, x_BSD: Tensor, ids_BS: Tensor, positions_S: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """y (B, S, D)."""
+    def attend(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream after attention (B, S, D), and its norm, which the ffn is given."""
         x_BSD = x_BSD + self.attention(self.norm1(x_BSD), cos, sin)
-        return x_BSD + self.ffn(self.norm2(x_BSD), ids_BS, positions_S)
+        return x_BSD, self.norm2(x_BSD)
+
+
+def loss(model: "TinyLM", x_BSD: Tensor, targets_BS: Tensor) -> Tensor:
+    """The mean cross-entropy in nats over all targets that are not `IGNORED`, from the last hidden state (B, S, D)."""
+    logits = model.logits(x_BSD).flatten(0, 1).float()
+    return F.cross_entropy(logits, targets_BS.flatten(), ignore_index=IGNORED)
 
 
 class TinyLM(nn.Module):
-    """Bytes to logits of the next byte."""
+    """Bytes to logits of the next byte.
+
+    `attend` and `loss` are the parts between the MoE layers, as functions that an engine may compile.
+    """
+
+    attend: Callable[[Block, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = staticmethod(Block.attend)
+    loss: Callable[["TinyLM", Tensor, Tensor], Tensor] = staticmethod(loss)
 
     def __init__(self, dim: int, heads: int, ffns: Sequence[MoE | Dense]) -> None:
         """Build one block per ffn."""
@@ -113,11 +126,21 @@ class TinyLM(nn.Module):
 
     def forward(self, ids_BS: Tensor) -> Tensor:
         """Logits (B, S, 256) of ids (B, S) int64."""
+        return self.logits(self.hidden(ids_BS))
+
+    def hidden(self, ids_BS: Tensor) -> Tensor:
+        """The residual stream (B, S, D) after the last block, of ids (B, S) int64."""
         positions_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
         cos, sin = turns(positions_S, self.head_width)
         x_BSD = self.embedding(ids_BS)
-        for block in self.blocks:
-            x_BSD = block(x_BSD, ids_BS, positions_S, cos, sin)
+        block: Block
+        for block in self.blocks:  # type: ignore[assignment]
+            x_BSD, normed_BSD = self.attend(block, x_BSD, cos, sin)
+            x_BSD = x_BSD + block.ffn(normed_BSD, ids_BS, positions_S)
+        return x_BSD
+
+    def logits(self, x_BSD: Tensor) -> Tensor:
+        """Logits (B, S, 256) of the last hidden state (B, S, D)."""
         return self.head(self.norm(x_BSD))
 
     def router_loss(self) -> Tensor:

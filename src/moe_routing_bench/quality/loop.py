@@ -5,31 +5,36 @@ import math
 import sys
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality import evaluate, language_model, steps, texts
+from moe_routing_bench.quality import engine, evaluate, language_model, steps, texts
+from moe_routing_bench.quality.engine import Engine
 from moe_routing_bench.quality.expert_loads import drop_rate
 from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_kernels import files, guarded
 from moe_routing_kernels.errors import UserError, bad
 
 BETAS = (0.9, 0.95)
+SAVE_SECONDS = 120.0  # between two checkpoints, besides those after evaluations
 
 
 class Training:
     """A run's model, optimizer and text on a device, ready to do one step after another."""
 
-    def __init__(self, run: Run, device: str) -> None:
-        """Build everything. Raises `UserError` for a router or a text that cannot be had, and for too many epochs."""
-        self.run, self.device = run, device
+    def __init__(self, run: Run, device: str, parts: Engine | None = None) -> None:
+        """Build everything; `parts` are by default those of the device.
+
+        Raises `UserError` for a router or a text that cannot be had, and for too many epochs.
+        """
+        self.run, self.device, self.engine = run, device, parts or Engine.of(device)
         self.corpora = texts.load(run.corpora, run.validation_share)
         self.train, self.validation = steps.windows(self.corpora, run.sequence, device)
         steps.check_epochs(run, self.train.total)
@@ -38,9 +43,17 @@ class Training:
         learn = [p for p in self.model.parameters() if p.requires_grad]
         matrices, others = [p for p in learn if p.ndim >= 2], [p for p in learn if p.ndim < 2]
         groups = [{"params": matrices, "weight_decay": run.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]], lr=0.0, betas=BETAS, fused=device == "cuda"
-        )
+        self.optimizer = torch.optim.AdamW([group for group in groups if group["params"]], betas=BETAS)
+        self.own_rates()
+        self.engine.prepare(self.model)
+        self.steps = engine.Steps(self, engine.captured if self.engine.graph else None)
+
+    def own_rates(self) -> None:
+        """Give the optimizer a learning rate that `begin` fills: a tensor, which a captured step reads."""
+        cuda = self.device == "cuda"
+        for group in self.optimizer.param_groups:  # the fused kernel takes a float32
+            rate = torch.zeros((), dtype=torch.float32 if cuda else torch.float64, device=self.device)
+            group |= {"lr": rate, "fused": cuda, "capturable": cuda}
 
     def build(self) -> TinyLM:
         """The model as the first step finds it."""
@@ -52,7 +65,8 @@ class Training:
         Returns three scalars on the device: the loss over the bytes, what the routers added to it, and the norm of the
         routers' gradients before clipping (nan without router parameters).
         """
-        return self.learn(*self.begin(number))
+        loss, added, norm = self.steps.step(number)
+        return loss, added, norm
 
     def begin(self, number: int) -> tuple[Tensor, Tensor]:
         """The host's part of a step: set what learns, the seed and the learning rate; return inputs and targets."""
@@ -62,7 +76,7 @@ class Training:
         # Whatever is drawn in a step depends on its number, not on what was drawn before.
         torch.manual_seed(run.seed * 1_000_003 + number)
         for group in self.optimizer.param_groups:
-            group["lr"] = steps.learning_rate(run, number)
+            group["lr"].fill_(steps.learning_rate(run, number))
         return self.train.take(self.train.batch(number, run.batch, run.seed))
 
     def learn(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,8 +85,7 @@ class Training:
         Returns as `step`.
         """
         with evaluate.autocast(self.device):
-            logits = self.model(inputs)
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=steps.IGNORED)
+            loss = self.model.loss(self.model, self.model.hidden(inputs), targets)
         added = self.model.router_loss()
         self.optimizer.zero_grad(set_to_none=True)
         (loss + added).backward()
@@ -93,6 +106,7 @@ class Training:
         """The inverse of `state`."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.own_rates()
 
 
 def go_on(
@@ -105,17 +119,25 @@ def go_on(
 ) -> list[dict[str, Any]]:
     """Train to the last step and return one row per evaluation.
 
-    Starts from the checkpoint where there is one of this spec, code and text, else from the first step, and writes a
-    checkpoint after each evaluation. The last one stays, so that a finished run whose file is lost is not trained again;
+    Starts from the checkpoint where there is one of this spec, code, text and engine, else from the first step, and writes a
+    checkpoint after each evaluation and every `SAVE_SECONDS`. The last one stays, so that a finished run whose file is lost is not trained again;
     it holds the weights only where something is made of them. `fixed` are fields of every row, `evaluation` returns
     those of one evaluation, and takes whether it is the last.
     """
     run, device = training.run, training.device
-    made_of = {"spec": spec} | {name: fixed[name] for name in ("code_fingerprint", "corpus_sha256")}
-    rows, done = _resumed(training, checkpoint, made_of)
-    while done < run.steps:
-        end = min(run.steps, (done // run.eval_every + 1) * run.eval_every)
-        measured, spent = _steps(training, done, end)
+    made_of = {"spec": spec, "engine": training.engine.name}
+    made_of |= {name: fixed[name] for name in ("code_fingerprint", "corpus_sha256")}
+    progress = _resumed(training, checkpoint, made_of)
+
+    def keep(finished: bool = False) -> None:
+        state = {} if finished else training.state()
+        save(checkpoint, state | made_of | progress.state())
+
+    while progress.step < run.steps:
+        end = min(run.steps, (progress.step // run.eval_every + 1) * run.eval_every)
+        _train(training, progress, end, keep)
+        count, spent = len(progress.losses), progress.seconds
+        measured = _means(training, progress.losses)
         started = time.perf_counter()
         metrics = evaluation(end == run.steps)
         tokens = end * run.tokens_per_step
@@ -124,39 +146,59 @@ def go_on(
             "tokens_seen": tokens,
             "epochs": tokens / training.train.total,
             "eval_seconds": time.perf_counter() - started,
-            "run_step_ms": 1e3 * spent / (end - done),
+            "run_step_ms": 1e3 * spent / count,
             "peak_memory_bytes": torch.cuda.max_memory_allocated() if device == "cuda" else None,
             "ended_at": now(),
         }
-        rows.append(row)
-        rate = (end - done) * run.tokens_per_step / spent
+        rate = count * run.tokens_per_step / spent
         losses = f"train {row['train_loss']:.4f} val {row['val_loss']:.4f} {row['bits_per_byte']:.3f} bits/byte"
-        print(f"{name} step {end}/{run.steps} {losses} {rate:.0f} bytes/s", flush=True)
-        done = end
-        state = training.state() if done < run.steps or run.keep_weights or run.trace_tokens else {}
-        save(checkpoint, state | made_of | {"rows": json.dumps(rows), "step": done})
-    return rows
+        print(f"{name} step {end}/{run.steps} {losses} {rate:.0f} tokens/s", flush=True)
+        progress.rows.append(row)
+        progress.losses, progress.seconds = [], 0.0
+        keep(finished=end == run.steps and not (run.keep_weights or run.trace_tokens))
+    return progress.rows
 
 
-def _resumed(training: Training, checkpoint: Path, made_of: Mapping[str, str]) -> tuple[list[dict[str, Any]], int]:
-    """The rows and the number of steps that a checkpoint holds, whose state is taken over; none, with a line of output
-    that says why, from one that cannot be read or is of something else."""
+@dataclass
+class Progress:
+    """How far a run is: its rows and steps, and since the last row each step's losses and the seconds of all."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    step: int = 0
+    losses: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it."""
+        losses = [torch.stack(values) for values in self.losses]
+        return {"rows": json.dumps(self.rows), "step": self.step, "losses": losses, "seconds": self.seconds}
+
+    @staticmethod
+    def of(kept: Mapping[str, Any]) -> "Progress":
+        """The inverse of `state`."""
+        losses = [(loss, added, norm) for loss, added, norm in kept["losses"]]
+        return Progress(json.loads(kept["rows"]), kept["step"], losses, kept["seconds"])
+
+
+def _resumed(training: Training, checkpoint: Path, made_of: Mapping[str, str]) -> Progress:
+    """How far a checkpoint is, whose state is taken over; the start, with a line of output that says why, where it cannot be read
+    or is of something else."""
     if not checkpoint.is_file():
-        return [], 0
+        return Progress()
     again = f"{checkpoint} is not used, the run starts afresh:"
     try:
         kept = saved(checkpoint, training.device)
     except UserError:
         print(f"{again} it is damaged", flush=True)
-        return [], 0
+        return Progress()
     if others := [name for name, value in made_of.items() if kept.get(name) != value]:
         print(f"{again} it is of another {' and '.join(others)}", flush=True)
-        return [], 0
-    rows, step = json.loads(kept["rows"]), kept["step"]
+        return Progress()
+    progress = Progress.of(kept)
     if "model" in kept:
         training.load(kept)
-    print(f"goes on from {checkpoint}, step {step} of {training.run.steps}", flush=True)
-    return rows, step
+    print(f"goes on from {checkpoint}, step {progress.step} of {training.run.steps}", flush=True)
+    return progress
 
 
 def save(path: Path, state: Mapping[str, Any]) -> None:
@@ -185,23 +227,31 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _steps(training: Training, first: int, end: int) -> tuple[dict[str, Any], float]:
-    """Train steps first to end - 1: row fields, and the seconds that the steps alone took."""
-    losses: list[tuple[Tensor, Tensor, Tensor]] = []
+def _train(training: Training, progress: Progress, end: int, keep: Callable[[], None]) -> None:
+    """Train up to step `end`, and write a checkpoint every `SAVE_SECONDS`."""
     _wait(training.device)
     start = time.perf_counter()
-    for number in range(first, end):
-        losses.append(training.step(number))
+    for number in range(progress.step, end):
+        progress.losses.append(training.step(number))
+        progress.step = number + 1
+        if progress.step < end and time.perf_counter() - start >= SAVE_SECONDS:
+            _wait(training.device)
+            progress.seconds += time.perf_counter() - start
+            keep()
+            start = time.perf_counter()
     _wait(training.device)
-    seconds = time.perf_counter() - start
+    progress.seconds += time.perf_counter() - start
+
+
+def _means(training: Training, losses: Sequence[tuple[Tensor, Tensor, Tensor]]) -> dict[str, Any]:
+    """Row fields: the means over steps, and what the last of them dropped."""
     loss, added, norm = (torch.stack(values).double().mean().item() for values in zip(*losses, strict=True))
-    fields = {
+    return {
         "train_loss": loss,
         "router_loss": added,
         "router_grad_norm": None if math.isnan(norm) and not training.router_parameters else norm,
         "train_drop_rate": drop_rate(training.model),
     }
-    return fields, seconds
 
 
 def _wait(device: str) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from moe_routing_bench.quality.placement import capacity, place
 from moe_routing_bench.quality.stage_clock import NO_CLOCK, Clock
+from moe_routing_kernels import ops
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,21 @@ class Experts(nn.Module):
         hidden = _swiglu(F.grouped_mm(x_RD, self.w13_EDH.to(x_RD.dtype), offs=ends_E))
         return F.grouped_mm(hidden, self.w2_EHD.to(x_RD.dtype), offs=ends_E)
 
+    def rowwise(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The weights as operators of `ops` take them: w13 (E, 2 H, D) and w2 (E, D, H), contiguous, of `dtype`."""
+        return tuple(  # type: ignore[return-value]
+            weight.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
+            for weight in (self.w13_EDH, self.w2_EHD)
+        )
+
+    @property
+    def aligned(self) -> bool:
+        """Whether rows of both widths are whole 16 bytes in bfloat16, as kernels want them."""
+        return not (self.w2_EHD.shape[1] % 8 or self.w2_EHD.shape[2] % 8)
+
     def can_group(self, x: Tensor) -> bool:
         """Whether torch's grouped GEMM takes these rows."""
-        whole = not (self.w2_EHD.shape[1] % 8 or self.w2_EHD.shape[2] % 8)
-        return x.is_cuda and x.dtype == torch.bfloat16 and hasattr(F, "grouped_mm") and whole
+        return x.is_cuda and x.dtype == torch.bfloat16 and hasattr(F, "grouped_mm") and self.aligned
 
 
 def _swiglu(x: Tensor) -> Tensor:
@@ -69,6 +81,7 @@ class MoE(nn.Module):
     """
 
     clock: Clock = NO_CLOCK
+    operators = False  # whether experts are computed by `ops`, or by operations of torch alone
 
     def __init__(
         self,
@@ -116,14 +129,27 @@ class MoE(nn.Module):
     def _sparse(self, x_BSD: Tensor, routing, seated_by: str) -> Tensor:
         x_TD = x_BSD.flatten(0, 1)
         rows_TD = x_TD.to(compute_dtype(x_TD))
-        weights_TK = self.clock.mark(routing.weights, "dispatch", "router")
         limit = capacity(len(x_TD), self.top_k, self.count, self.capacity_factor)
+        policy = seated_by if self.drop_policy == "position" else self.drop_policy
+        by_operators = self.operators and self.experts.aligned
+        compute = self._by_operators if by_operators else self._by_torch
+        y_TD, kept_TK = compute(rows_TD, routing.ids, routing.weights, limit, policy)
+        self.seen.append(Seen(routing.ids, kept_TK, routing.scores.detach(), seated_by))
+        for index, kind in enumerate(self.extra):
+            share_T1 = (routing.weights * (routing.ids == self.count + index)).sum(1, keepdim=True)
+            if kind != "zero":
+                y_TD = y_TD + share_T1 * self._without_computation(index, kind, x_TD)
+        return y_TD.to(x_BSD.dtype).view_as(x_BSD)
+
+    def _by_torch(
+        self, rows_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, limit: int | None, policy: str
+    ) -> tuple[Tensor, Tensor]:
+        """The experts' weighted sums (T, D) float32, and which choices were kept (T, K), by operations of torch alone."""
+        weights_TK = self.clock.mark(weights_TK, "dispatch", "router")
         grouped = self.experts.can_group(rows_TD)
         if limit is None and not grouped:
-            limit = _longest(routing.ids, self.count)
-        policy = seated_by if self.drop_policy == "position" else self.drop_policy
-        placed = place(routing.ids, weights_TK, self.count, limit, policy, padded=not grouped)
-        self.seen.append(Seen(routing.ids, placed.kept_TK, routing.scores.detach(), seated_by))
+            limit = _longest(ids_TK, self.count)
+        placed = place(ids_TK, weights_TK, self.count, limit, policy, padded=not grouped)
         # index_select and index_add are each other's backward pass; indexing with brackets would sort on a GPU. Rows
         # that an expert leaves unwritten reach nothing but token T, forwards and backwards.
         token_R = placed.choice_R // weights_TK.shape[1]
@@ -132,15 +158,38 @@ class MoE(nn.Module):
         if grouped:
             out_RD = self.experts.grouped(packed_RD, placed.ends_E)
         else:
-            out_RD = self.experts.padded(packed_RD.view(self.count, -1, x_TD.shape[1])).flatten(0, 1)
+            out_RD = self.experts.padded(packed_RD.view(self.count, -1, rows_TD.shape[1])).flatten(0, 1)
         out_RD = self.clock.mark(out_RD, "combine", "experts")
         weight_R = F.pad(weights_TK.flatten(), (0, 1)).index_select(0, placed.choice_R)
-        y_TD = weight_R.new_zeros(len(x_TD) + 1, x_TD.shape[1]).index_add(0, token_R, out_RD * weight_R[:, None])[:-1]
-        for index, kind in enumerate(self.extra):
-            share_T1 = (weights_TK * (routing.ids == self.count + index)).sum(1, keepdim=True)
-            if kind != "zero":
-                y_TD = y_TD + share_T1 * self._without_computation(index, kind, x_TD)
-        return y_TD.to(x_BSD.dtype).view_as(x_BSD)
+        sums_TD = weight_R.new_zeros(len(rows_TD) + 1, rows_TD.shape[1])
+        return sums_TD.index_add(0, token_R, out_RD * weight_R[:, None])[:-1], placed.kept_TK
+
+    def _by_operators(
+        self, rows_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, limit: int | None, policy: str
+    ) -> tuple[Tensor, Tensor]:
+        """The same by the operators of `moe_routing_kernels.ops`, with sums that are rounded to the dtype of the rows.
+
+        Rows in the order of tokens are placed, computed and combined in one operator: all of it is time of the experts.
+        """
+        weights_TK = self.clock.mark(weights_TK, "dispatch", "router")
+        w13, w2 = self.experts.rowwise(rows_TD.dtype)
+        if policy == "position":
+            kept_TK = (ids_TK >= 0) & (ids_TK < self.count)
+            if limit is not None:
+                kept_TK = ops.permute(ids_TK, self.count, limit)[3] >= 0
+            rows_TD = self.clock.mark(rows_TD, "experts", "dispatch")
+            y_TD = ops.fused_experts(rows_TD, ids_TK, weights_TK, w13, w2, limit)
+            return self.clock.mark(y_TD, "combine", "experts"), kept_TK
+        placed = place(ids_TK, weights_TK, self.count, limit, policy, padded=False)
+        choices = ids_TK.numel()
+        order_R = torch.where(placed.choice_R < choices, placed.choice_R, -1).int()
+        row_R = torch.arange(len(order_R), device=order_R.device, dtype=torch.int32)
+        inverse = torch.full((choices + 1,), -1, dtype=torch.int32, device=order_R.device)
+        inverse_TK = inverse.scatter_(0, placed.choice_R, row_R)[:-1].view_as(ids_TK)
+        packed_RD = self.clock.mark(ops.pack(rows_TD, order_R, inverse_TK), "experts", "dispatch")
+        out_RD = ops.experts(packed_RD, F.pad(placed.ends_E, (1, 0)), w13, w2)
+        out_RD = self.clock.mark(out_RD, "combine", "experts")
+        return ops.combine(out_RD, inverse_TK, weights_TK), placed.kept_TK
 
     def _without_computation(self, index: int, kind: str, x_TD: Tensor) -> Tensor:
         """The token, or its mixture with a vector by a softmax over two scores (MoE++ 2410.07348, section 3.1)."""

@@ -48,7 +48,7 @@ PROVENANCE: dict[str, pa.DataType] = {
     "slurm_job_id": _S,
 }
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
-LATER = ("host", "slurm_job_id", "bits_by_format", "bits_by_capacity")
+LATER = ("host", "slurm_job_id", "bits_by_format", "bits_by_capacity", "engine")
 COLUMNS: dict[str, pa.DataType] = {
     # identity
     "schema_version": pa.int32(),
@@ -118,6 +118,8 @@ COLUMNS: dict[str, pa.DataType] = {
     # of the last evaluation: bits per byte by the format of the experts' weights, and by capacity factor
     "bits_by_format": _BITS,
     "bits_by_capacity": _BITS,
+    # what trained it: "eager", or which of graph, operators and compiled
+    "engine": _S,
 }
 SCHEMA = pa.schema(list(COLUMNS.items()))
 _SPEC = b"moe_routing_bench.run"

@@ -4,6 +4,7 @@ The bytes depend on the text, the seed and the step alone, so that every router 
 on as if nothing had happened.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -12,12 +13,11 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality.language_model import TinyLM
+from moe_routing_bench.quality.language_model import IGNORED, TinyLM
 from moe_routing_bench.quality.texts import Bytes, Corpus
 from moe_routing_kernels.errors import bad
 
 START = ord("\n")  # stands before the first byte of a text, so that this byte is predicted too
-IGNORED = -100  # target of padding
 
 
 class Windows:
@@ -60,9 +60,13 @@ class Windows:
     def batch(self, step: int, batch: int, seed: int) -> np.ndarray:
         """The windows of a step, counted from 0; each epoch takes all windows in a random order of its own."""
         wanted = np.arange(step * batch, (step + 1) * batch)
-        epochs = np.unique(wanted // len(self))
-        orders = {epoch: np.random.default_rng((seed, epoch)).permutation(len(self)) for epoch in epochs}
-        return np.array([orders[number // len(self)][number % len(self)] for number in wanted])
+        orders = {epoch: self._order(seed, epoch) for epoch in np.unique(wanted // len(self)).tolist()}
+        return np.array([orders[number // len(self)][number % len(self)] for number in wanted.tolist()])
+
+    @functools.lru_cache(maxsize=2)  # noqa: B019  # the windows live as long as the run
+    def _order(self, seed: int, epoch: int) -> np.ndarray:
+        """The order of all windows in an epoch."""
+        return np.random.default_rng((seed, epoch)).permutation(len(self))
 
     def mixed(self, batch: int) -> Iterator[np.ndarray]:
         """All windows once, in an order of chance that is always the same; the last batch may be smaller.

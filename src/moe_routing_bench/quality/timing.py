@@ -6,6 +6,7 @@ the step is therefore replayed as a CUDA graph, and its time when launched from 
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality import run_rows
+from moe_routing_bench.quality import engine, run_rows
+from moe_routing_bench.quality.engine import Engine
 from moe_routing_bench.quality.loop import Training, saved
 from moe_routing_bench.quality.stage_clock import STAGES, Clock, StageClock
 from moe_routing_bench.statistics import mean_half_width
@@ -60,7 +62,8 @@ def measure(run: Run, trained: Path, out: Path, device: str) -> dict[str, Any]:
 
 
 def _trained(run: Run, trained: Path, device: str) -> Training:
-    training = Training(run, device)
+    """A training with a run's last weights, whose steps are launched from Python."""
+    training = Training(run, device, replace(Engine.of(device), graph=False))
     training.load(saved(paths.weights_file(trained), device))
     return training
 
@@ -99,24 +102,18 @@ def _replayed(run: Run, trained: Path, first: int) -> tuple[list[float], dict[st
     """Milliseconds per step in each block, and by stage, as a CUDA graph.
 
     Batches are on the GPU before the clock starts.
-
-    Everything happens on one side stream from the start, because a gradient that was ever accumulated on another stream
-    breaks the capture.
     """
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+    with engine.stream("cuda"):
         training = _trained(run, trained, "cuda")
-        for group in training.optimizer.param_groups:
-            group["capturable"] = True
         steps = itertools.count(first)
         batch = training.begin(next(steps))
         for _ in range(WARMUP):
             training.learn(*batch)
-        replay = _captured(training, batch, stream)
+        replay = _captured(training, batch)
         blocks = [_block(training, steps, batch, replay) for _ in range(BLOCKS)]
         clock = StageClock("cuda")
         _mark(training, clock)
-        replay = _captured(training, batch, stream, clock)
+        replay = _captured(training, batch, clock)
         profiles = []
         for _ in range(PROFILED):
             _fill(batch, training.begin(next(steps)))
@@ -125,22 +122,22 @@ def _replayed(run: Run, trained: Path, first: int) -> tuple[list[float], dict[st
     return blocks, _medians(profiles)
 
 
-def _captured(
-    training: Training, batch: Batch, stream: torch.cuda.Stream, clock: StageClock | None = None
-) -> Callable[[], None]:
+def _captured(training: Training, batch: Batch, clock: StageClock | None = None) -> Callable[[], engine.Outputs]:
     """A function that replays a step on what `batch` then holds, with the marks of a clock where there is one."""
-    graph = torch.cuda.CUDAGraph()
     training.optimizer.zero_grad(set_to_none=True)
-    with torch.cuda.graph(graph, stream=stream):
+
+    def step() -> engine.Outputs:
         if clock:
             clock.begin("rest")
-        training.learn(*batch)
+        outputs = training.learn(*batch)
         if clock:
             clock.begin("")
-    return graph.replay
+        return outputs
+
+    return engine.captured(step)
 
 
-def _block(training: Training, steps: Iterator[int], batch: Batch, replay: Callable[[], None]) -> float:
+def _block(training: Training, steps: Iterator[int], batch: Batch, replay: Callable[[], object]) -> float:
     """Milliseconds per step over one block."""
     batches = [training.begin(step) for step in itertools.islice(steps, BLOCK)]
     clock = StageClock("cuda")

@@ -13,7 +13,8 @@ import torch
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.measure import provenance
 from moe_routing_bench.packages import fingerprint
-from moe_routing_bench.quality import code, evaluate, language_model, run_rows
+from moe_routing_bench.quality import code, engine, evaluate, language_model, run_rows
+from moe_routing_bench.quality.engine import Engine
 from moe_routing_bench.quality.expert_loads import BYTE_CLASSES
 from moe_routing_bench.quality.loop import Training, go_on, save
 from moe_routing_bench.quality.texts import Corpus
@@ -44,35 +45,42 @@ _FROM_RUN = (
 
 
 def train(
-    run: Run, out: Path, device: str, chosen: Mapping[str, Any] | None = None, spec: str | None = None
+    run: Run,
+    out: Path,
+    device: str,
+    chosen: Mapping[str, Any] | None = None,
+    spec: str | None = None,
+    parts: Engine | None = None,
 ) -> list[dict[str, Any]]:
     """Train a run, evaluate every `eval_every` steps and at the end, and write the rows to `out`.
 
-    A checkpoint next to `out` is written at every evaluation and taken up by the next call. On a CPU
+    A checkpoint next to `out` is written at every evaluation and every few minutes, and taken up by the next call. On a CPU
     the rows (apart from times) and the weights are those of an unbroken run, bit for bit. `chosen` are row fields of
-    the pilots; `spec` is stored in place of the run's own where pilots chose the learning rate.
+    the pilots; `spec` is stored in place of the run's own where pilots chose the learning rate; `parts` are by default
+    those of the device.
     """
-    training, checkpoint = Training(run, device), out.with_suffix(".ckpt")
-    fixed = _fixed(training) | dict(chosen or {})
-    rows = go_on(
-        training,
-        checkpoint,
-        run.name,
-        run.spec,
-        fixed,
-        lambda last: _evaluated(training, last),
-    )
-    for row in rows:  # these hold until a timing run says otherwise
-        row |= {
-            "step_ms": row["run_step_ms"],
-            "train_tokens_per_s": 1e3 * run.tokens_per_step / row["run_step_ms"],
-            "step_mode": run_rows.EAGER,
-            "timed_alone": False,
-        }
-    if run.keep_weights:
-        save(paths.weights_file(out), training.state() | {"spec": run.spec})
-    if run.trace_tokens:
-        _trace(training, paths.trace_file(out))
+    with engine.stream(device):
+        training, checkpoint = Training(run, device, parts), out.with_suffix(".ckpt")
+        fixed = _fixed(training) | dict(chosen or {})
+        rows = go_on(
+            training,
+            checkpoint,
+            run.name,
+            run.spec,
+            fixed,
+            lambda last: _evaluated(training, last),
+        )
+        for row in rows:  # these hold until a timing run says otherwise
+            row |= {
+                "step_ms": row["run_step_ms"],
+                "train_tokens_per_s": 1e3 * run.tokens_per_step / row["run_step_ms"],
+                "step_mode": run_rows.GRAPH if training.engine.graph else run_rows.EAGER,
+                "timed_alone": False,
+            }
+        if run.keep_weights:
+            save(paths.weights_file(out), training.state() | {"spec": run.spec})
+        if run.trace_tokens:
+            _trace(training, paths.trace_file(out))
     run_rows.write(out, rows, spec or run.spec)
     return rows
 
@@ -114,6 +122,7 @@ def _fixed(training: Training) -> dict[str, Any]:
         "byte_classes": list(BYTE_CLASSES),
         "train_bytes": training.train.total,
         "corpus_sha256": corpus_hash(training.corpora),
+        "engine": training.engine.name,
         **origin(training.device, code.training_files()),
     }
 
