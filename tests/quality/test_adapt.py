@@ -392,8 +392,8 @@ def test_figure_shows_means_with_intervals_against_both_counts(tmp_path: Path) -
 
 def test_old_texts_count_by_their_bytes() -> None:
     """Of 100 bytes at 1 bit and 300 at 2, the mean is 1.75 bits."""
-    old = {"a": SimpleNamespace(total=100, bits=1.0), "b": SimpleNamespace(total=300, bits=2.0)}
-    new = SimpleNamespace(total=50, bits=3.0)
+    old = {"a": SimpleNamespace(total=100, size=100, bits=1.0), "b": SimpleNamespace(total=300, size=300, bits=2.0)}
+    new = SimpleNamespace(total=50, size=50, bits=3.0)
     run = SimpleNamespace(validation=new, old=old, _loss=lambda windows: windows.bits * math.log(2))
     fields = adapt.Adapting.evaluation(run)
     assert fields["old_bits_per_byte"] == pytest.approx(1.75) and fields["bits_per_byte"] == pytest.approx(3.0)

@@ -219,6 +219,8 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
         "loop",
         "steps",
         "timing",
+        "engine",
+        "prepared",
         "train",
     }
     assert {name for name in runs if not name.endswith("__init__")} == trained

@@ -133,7 +133,7 @@ def test_routers_see_equal_bytes_and_start_equal(run: Run, monkeypatch: pytest.M
         monkeypatch.setattr(steps.Windows, "take", lambda self, n, b=taken: b.append(take(self, n)[0]) or take(self, n))
         training.step(0)
         training.step(1)
-        taken.append(training.validation.bytes)
+        taken.append(training.validation.tokens)
     assert all(torch.equal(a, b) for name in ("qwen3", "dense") for a, b in zip(seen["softk"], seen[name], strict=True))
     softk, qwen3 = (
         language_model.build(dataclasses.replace(run, router=name), [1] * 256).state_dict()
@@ -207,7 +207,9 @@ def test_the_last_evaluation_alters_the_experts_and_the_capacity_and_leaves_the_
     assert formats is not None and list(formats) == list(evaluate.FORMATS)
     lost = {name: abs(bits - whole["bits_per_byte"]) for name, bits in formats.items()}
     assert 0 < lost["int8_g128"] < 1e-3 and lost["int8_g128"] < lost["int4_g128"] < lost["int2_g128"]
-    assert capacities is not None and capacities["1.5"] == evaluate.bits(whole["val_loss_with_capacity"])
+    assert capacities is not None and capacities["1.5"] == evaluate.bits(
+        whole["val_loss_with_capacity"], training.validation
+    )
     with evaluate.quantised(training.model, WEIGHTS["int4_g128"]) as done:
         weight = training.model.layers[1].experts.w13_EDH
         column = weight[2, :, 5]  # its 16 elements are one group: at most 16 levels, of a step that divides them
@@ -277,7 +279,7 @@ def test_a_dense_run_has_no_routing_columns(run: Run, tmp_path: Path) -> None:
 
 def test_no_more_than_so_many_epochs(run: Run) -> None:
     """The message says how many steps there may be."""
-    with pytest.raises(UserError, match=r"steps: got 300; allowed: at most 281: 4 epochs of 9000 bytes"):
+    with pytest.raises(UserError, match=r"steps: got 300; allowed: at most 281: 4 epochs of 9000 tokens"):
         loop.Training(dataclasses.replace(run, steps=300), "cpu")
 
 

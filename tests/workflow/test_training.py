@@ -168,3 +168,24 @@ def test_a_command_on_the_server_ends_with_its_caller(project: Project, tmp_path
     written = out.with_suffix(".ckpt").stat().st_mtime_ns
     time.sleep(0.5)
     assert out.with_suffix(".ckpt").stat().st_mtime_ns == written and not out.exists()
+
+
+@pytest.mark.slow
+def test_every_study_runs_at_a_tiny_size(project: Project) -> None:
+    """The first model of the first and the last entry of each, on bytes of the standard library; two rates of pilots."""
+    tiny = {"dim": 16, "heads": 2, "layers": 1, "sequence": 16, "batch": 2, "steps": 2, "warmup": 1, "eval_every": 2}
+    tiny |= {"corpora": {"stdlib": 2000}, "vocabulary": 256, "validation_tokens": 100, "trace_tokens": 16}
+    entries = []
+    for study in sorted((project.folder / "config/studies").glob("*.yaml")):
+        every = yaml.safe_load(study.read_text())["quality"]
+        for entry in every if len(every) < 3 else (every[0], every[-1]):
+            some = {name: entry[name][:1] for name in ("router", "seed", "capacity_factor") if name in entry} | tiny
+            if "pilot" in entry:  # of two rates none is between two others
+                some["pilot"] = {"steps": 2, "lr": entry["pilot"]["lr"][:2], "seed": entry["pilot"]["seed"][:1]}
+            entries.append(entry | some | {"expert_hidden": entry["expert_hidden"] // 64})
+    project.configure(GRID, quality=entries)
+    assert count(project.snakemake(TARGETS[0]))["collect_quality"] == 1
+    rows = pq.read_table(project.folder / RUNS).to_pylist()
+    assert {row["label"] for row in rows} == {entry["label"] for entry in entries}
+    assert all(row["bits_per_byte"] > 0 and row["engine"] == "eager" for row in rows)
+    assert {row["label"] for row in rows if row["pilot_losses"]} == {"a1_xs", "a1_s"}

@@ -12,7 +12,7 @@ from moe_routing_bench.config import axes
 from moe_routing_bench.config.schema import field, model
 from moe_routing_bench.fields import Choice, Distinct, OrNone, words
 from moe_routing_bench.grid.run_spec import AXES, BUILT_IN, DENSE, SCHEDULE, Adaptation, Run
-from moe_routing_bench.grid.settings import Amount, Count
+from moe_routing_bench.grid.settings import Amount, Count, Seed
 from moe_routing_kernels.routers.zoo import NETWORKS, ZOO
 
 _ALL = "all"
@@ -73,6 +73,7 @@ Pilot = model(
     "Pilot",
     lr=field(Annotated[list[_bounded(Amount, _MOST["lr"])], Distinct()], "the rates to try", required=True),
     steps=field(_bounded(Count), "length of each trial", required=True),
+    seed=field(Annotated[list[_bounded(Seed)], Distinct()], "the seeds of each trial", None),
 )
 _PILOT = field(Pilot, description="a mapping with 'lr', the rates to try, and 'steps', the length of each trial")
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from moe_routing_bench.fields import Choice, check_fields
 from moe_routing_bench.grid.cell import canonical, spec_hash
@@ -26,11 +26,15 @@ DROP_POLICIES = ("position", "random", "score")
 MATCHES = ("active_flops", "parameters")
 PURPOSES = ("final", "pilot")
 TRAIN_MODES = ("joint", "frozen_router", "experts_first")
-BUILT_IN = ("shakespeare", "stdlib", "kjv")
+PACKAGES = "packages"  # the cleaned text of config/texts.yaml
+BUILT_IN = ("shakespeare", "stdlib", "kjv", PACKAGES)
+BYTES = 256  # the vocabulary of bytes; a larger one is of pairs that are merged
 # fields of which an entry of a config lists values, besides the seeds
 AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode")
 # fields that say how a model is trained, whatever it is; an adaptation has its own
 SCHEDULE = ("validation_share", "max_epochs", "batch", "steps", "warmup", "lr", "weight_decay", "clip", "eval_every")
+# fields that came later: a spec has them where they are not the default, so that names of stored runs stay
+_LATER = ("shared_hidden", "vocabulary", "validation_tokens", "altered")
 # fields in which runs that are compared may differ
 _OWN = {
     "router",
@@ -51,7 +55,7 @@ _OWN = {
 class Run:
     """A router, a config and a seed.
 
-    Sizes count bytes (one token each), sequences or steps; config/README.md explains each.
+    Sizes count tokens (bytes, with a vocabulary of 256), sequences or steps; config/README.md explains each.
     """
 
     router: str = "softk"
@@ -87,6 +91,10 @@ class Run:
     eval_every: Count = 100
     trace_tokens: Whole = 0  # tokens whose routing is kept as a trace
     keep_weights: bool = False  # for a timing run afterwards
+    shared_hidden: Whole = 0  # width of an expert that every token has besides those that are chosen
+    vocabulary: Annotated[int, Ge(BYTES), Le(2**16)] = BYTES
+    validation_tokens: Whole = 0  # the most of all domains together, of each an equal share; 0: all
+    altered: bool = True  # whether the last evaluation also alters formats and capacities
 
     def __post_init__(self) -> None:
         """Raise `UserError` for a value that is not allowed."""
@@ -99,6 +107,8 @@ class Run:
             raise bad("quality top_k", self.top_k, f"at most experts = {self.experts}")
         if self.lr is None and not self.pilots:
             raise bad("quality lr", "none", "a number, or pilots to take it from")
+        if self.vocabulary != BYTES and set(self.corpora) != {PACKAGES}:
+            raise bad("quality vocabulary", self.vocabulary, f"{BYTES}, the bytes, for corpora other than {PACKAGES}")
         if not self.corpora:
             raise bad("quality corpora", "none", f"at least one of {', '.join(BUILT_IN)}, or a path")
         for name in self.corpora:
@@ -107,13 +117,17 @@ class Run:
 
     @property
     def tokens_per_step(self) -> int:
-        """Bytes that one step trains on."""
+        """Tokens that one step trains on."""
         return self.batch * self.sequence
 
     @cached_property
     def spec(self) -> str:
         """The run as one canonical JSON text, which holds the hash of the content of a user's own text."""
-        parts: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        parts: dict[str, Any] = {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name not in _LATER or getattr(self, item.name) != item.default
+        }
         hashes = {name: content_sha256(Path(name)) for name in self.corpora if name not in BUILT_IN}
         return canonical(parts | ({"corpora_sha256": hashes} if hashes else {}))
 

@@ -34,8 +34,13 @@ class Adapting(Training):
         super().__init__(adaptation.run, device)
         routers = [adapter.router for adapter in adapters.of(self.model) if adapter.router is not None]
         self.router_parameters = [p for router in routers for p in router.parameters()]
-        old = texts.load(self.base.corpora, self.base.validation_share)
-        self.old = {corpus.name: Windows([corpus.validation], self.run.sequence, device) for corpus in old}
+        old = texts.load(
+            self.base.corpora, self.base.validation_share, self.base.vocabulary, self.base.validation_tokens
+        )
+        self.old = {
+            corpus.name: Windows([corpus.validation], self.run.sequence, device, corpus.validation_bytes)
+            for corpus in old
+        }
 
     def build(self) -> TinyLM:
         """The base's model with its weights, which are frozen, and with adapters that change nothing yet."""
@@ -56,13 +61,13 @@ class Adapting(Training):
     def evaluation(self) -> dict[str, Any]:
         """Row fields: the losses on the new text and, in bits per byte, on the text of the base."""
         loss = self._loss(self.validation)
-        old = [evaluate.bits(self._loss(windows)) for windows in self.old.values()]
-        sizes = [windows.total for windows in self.old.values()]
+        old = [evaluate.bits(self._loss(windows), windows) for windows in self.old.values()]
+        sizes = [windows.size for windows in self.old.values()]
         mean = sum(bits * size for bits, size in zip(old, sizes, strict=True)) / sum(sizes)
         return {
             "val_loss": loss,
-            "bits_per_byte": evaluate.bits(loss),
-            "val_bytes": self.validation.total,
+            "bits_per_byte": evaluate.bits(loss, self.validation),
+            "val_bytes": self.validation.size,
             "old_bits_per_byte": mean,
             "old_bits_per_byte_by_domain": old,
         }
@@ -123,7 +128,7 @@ def _fixed(training: Adapting) -> dict[str, Any]:
         "active_params": active,
         "domains": [corpus.name for corpus in training.corpora],
         "old_domains": list(training.old),
-        "train_bytes": training.train.total,
+        "train_bytes": training.train.size,
         "corpus_sha256": train.corpus_hash(training.corpora),
         **train.origin(training.device, code.adaptation_files()),
     }

@@ -1,4 +1,4 @@
-"""The validation loss over every byte once, and the row fields of an evaluation."""
+"""The validation loss over every token once, and the row fields of an evaluation."""
 
 import contextlib
 import math
@@ -19,12 +19,12 @@ from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
 
 @torch.no_grad()
 def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Loads]]:
-    """The mean loss over all windows in nats per byte, and the loads of each router, layer by layer."""
-    device = windows.bytes.device.type
-    classes = byte_classes().to(windows.bytes.device)
+    """The mean loss over all windows in nats per token, and the loads of each router, layer by layer."""
+    device = windows.tokens.device.type
+    classes = byte_classes().to(windows.tokens.device)[windows.first_bytes]
     domains = int(windows.domains.max()) + 1
     loads = [Loads.empty(domains, layer.count, device) for layer in model.layers for _ in layer.routers]
-    total = torch.zeros((), dtype=torch.float64, device=windows.bytes.device)
+    total = torch.zeros((), dtype=torch.float64, device=windows.tokens.device)
     with evaluating(model):
         for numbers in windows.mixed(batch):
             inputs, targets = windows.take(numbers)
@@ -47,9 +47,9 @@ def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Lo
     return float(total) / windows.total, loads
 
 
-def bits(nats: float) -> float:
-    """Nats in bits."""
-    return nats / math.log(2)
+def bits(nats: float, windows: Windows) -> float:
+    """Nats per token of a text in bits per byte."""
+    return nats / math.log(2) * (windows.total / windows.size)
 
 
 def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
@@ -65,10 +65,10 @@ def evaluate(model: TinyLM, windows: Windows, batch: int) -> dict[str, Any]:
     loss_with_capacity, drops = loss_of(model, windows, batch) if limited else (loss, loads)
     fields: dict[str, Any] = {
         "val_loss": loss,
-        "bits_per_byte": bits(loss),
+        "bits_per_byte": bits(loss, windows),
         "perplexity": math.exp(min(loss, 700.0)),
         "val_loss_with_capacity": loss_with_capacity,
-        "val_bytes": windows.total,
+        "val_bytes": windows.size,
         "validation_batches": MIXED,
     }
     return fields | _routing_fields(model, loads, drops, windows.total) if loads else fields
@@ -182,10 +182,10 @@ def altered_fields(model: TinyLM, windows: Windows, batch: int) -> dict[str, dic
     for name in FORMATS:
         with with_capacity(model, None), quantised(model, WEIGHTS[name]) as whole:
             if whole:
-                by_format[name] = bits(loss_of(model, windows, batch)[0])
+                by_format[name] = bits(loss_of(model, windows, batch)[0], windows)
     for factor in CAPACITIES:
         with with_capacity(model, factor):
-            by_capacity[f"{factor:g}"] = bits(loss_of(model, windows, batch)[0])
+            by_capacity[f"{factor:g}"] = bits(loss_of(model, windows, batch)[0], windows)
     return {"bits_by_format": by_format, "bits_by_capacity": by_capacity}
 
 

@@ -1,4 +1,4 @@
-"""A small byte-level language model: pre-norm, RMSNorm, RoPE, causal attention, and an MoE in place of every FFN.
+"""A small language model: pre-norm, RMSNorm, RoPE, causal attention, and an MoE in place of every FFN.
 
 Suffixes: B sequences, S positions, D model width, N heads, C head width.
 """
@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moe_routing_bench.grid.run_spec import DENSE, Run
+from moe_routing_bench.grid.run_spec import BYTES, DENSE, Run
 from moe_routing_bench.quality.moe_layer import Experts, MoE, compute_dtype
 from moe_routing_bench.quality.stage_clock import NO_CLOCK, Clock
 from moe_routing_kernels.routers import learned
 
-VOCABULARY = 256
 IGNORED = -100  # target of padding
 
 
@@ -91,7 +90,7 @@ def loss(model: "TinyLM", x_BSD: Tensor, targets_BS: Tensor) -> Tensor:
 
 
 class TinyLM(nn.Module):
-    """Bytes to logits of the next byte.
+    """Tokens (V of them) to logits of the next token.
 
     `attend` and `loss` are the parts between the MoE layers, as functions that an engine may compile.
     """
@@ -99,13 +98,13 @@ class TinyLM(nn.Module):
     attend: Callable[[Block, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = staticmethod(Block.attend)
     loss: Callable[["TinyLM", Tensor, Tensor], Tensor] = staticmethod(loss)
 
-    def __init__(self, dim: int, heads: int, ffns: Sequence[MoE | Dense]) -> None:
+    def __init__(self, dim: int, heads: int, ffns: Sequence[MoE | Dense], vocabulary: int = BYTES) -> None:
         """Build one block per ffn."""
         super().__init__()
         self.head_width = dim // heads
-        self.embedding = nn.Embedding(VOCABULARY, dim)
+        self.embedding = nn.Embedding(vocabulary, dim)
         self.blocks = nn.ModuleList(Block(dim, heads, len(ffns), ffn) for ffn in ffns)
-        self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, VOCABULARY, bias=False)
+        self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, vocabulary, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.head.weight, std=0.02)
 
@@ -125,7 +124,7 @@ class TinyLM(nn.Module):
         return [router for layer in self.layers for router in layer.routers]
 
     def forward(self, ids_BS: Tensor) -> Tensor:
-        """Logits (B, S, 256) of ids (B, S) int64."""
+        """Logits (B, S, V) of ids (B, S) int64."""
         return self.logits(self.hidden(ids_BS))
 
     def hidden(self, ids_BS: Tensor) -> Tensor:
@@ -140,7 +139,7 @@ class TinyLM(nn.Module):
         return x_BSD
 
     def logits(self, x_BSD: Tensor) -> Tensor:
-        """Logits (B, S, 256) of the last hidden state (B, S, D)."""
+        """Logits (B, S, V) of the last hidden state (B, S, D)."""
         return self.head(self.norm(x_BSD))
 
     def router_loss(self) -> Tensor:
@@ -150,14 +149,14 @@ class TinyLM(nn.Module):
 
 
 def build(run: Run, frequencies: Sequence[int]) -> TinyLM:
-    """The model of a run; routers that ask for them get the `frequencies` (256) of the training bytes.
+    """The model of a run; routers that ask for them get the `frequencies` (V) of the training tokens.
 
     All weights but those of the routers are drawn in the same order whatever the router is, so models of one seed and
     of equal widths start equal. Raises `UserError` for a router that cannot be built.
     """
     torch.manual_seed(run.seed)
     ffns = [_dense(run) if run.router == DENSE else _moe(run, layer, frequencies) for layer in range(run.layers)]
-    return TinyLM(run.dim, run.heads, ffns)
+    return TinyLM(run.dim, run.heads, ffns, run.vocabulary)
 
 
 @contextlib.contextmanager
@@ -170,12 +169,12 @@ def own_draws(seed: int, layer: int, number: int = 0) -> Iterator[None]:
 
 def _dense(run: Run) -> Dense:
     equal = run.top_k if run.match == "active_flops" else run.experts
-    return Dense(run.dim, equal * run.expert_hidden, run.layers)
+    return Dense(run.dim, equal * run.expert_hidden + run.shared_hidden, run.layers)
 
 
 def _moe(run: Run, layer: int, frequencies: Sequence[int]) -> MoE:
     rule = learned.ZOO.get(run.router)
-    known = {"frequencies": list(frequencies), "sequence": run.sequence}
+    known = {"frequencies": list(frequencies), "sequence": run.sequence, "vocabulary": run.vocabulary}
     options = {name: value for name, value in known.items() if rule and name in rule.options} | dict(run.options)
     top_k = rule.top_k if rule and rule.top_k else run.top_k
 
@@ -187,7 +186,8 @@ def _moe(run: Run, layer: int, frequencies: Sequence[int]) -> MoE:
     routers += [router(number) for number in range(1, int(routers[0].passes))]  # type: ignore[arg-type]
     hidden = run.expert_hidden * run.top_k // top_k if run.match == "active_flops" else run.expert_hidden
     experts = Experts(run.experts, run.dim, hidden, run.layers)
-    return MoE(routers, experts, max(1, top_k // len(routers)), run.capacity_factor, run.drop_policy)
+    shared = Experts(1, run.dim, run.shared_hidden, run.layers) if run.shared_hidden else None
+    return MoE(routers, experts, max(1, top_k // len(routers)), run.capacity_factor, run.drop_policy, shared)
 
 
 def parameters(model: TinyLM) -> tuple[int, int]:

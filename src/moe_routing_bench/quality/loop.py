@@ -35,7 +35,7 @@ class Training:
         Raises `UserError` for a router or a text that cannot be had, and for too many epochs.
         """
         self.run, self.device, self.engine = run, device, parts or Engine.of(device)
-        self.corpora = texts.load(run.corpora, run.validation_share)
+        self.corpora = texts.load(run.corpora, run.validation_share, run.vocabulary, run.validation_tokens)
         self.train, self.validation = steps.windows(self.corpora, run.sequence, device)
         steps.check_epochs(run, self.train.total)
         self.model = self.build()
@@ -57,7 +57,9 @@ class Training:
 
     def build(self) -> TinyLM:
         """The model as the first step finds it."""
-        return language_model.build(self.run, steps.frequencies(self.corpora)).to(self.device).train()
+        return (
+            language_model.build(self.run, steps.frequencies(self.corpora, self.run.vocabulary)).to(self.device).train()
+        )
 
     def step(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Train on batch `number`.

@@ -90,13 +90,14 @@ class MoE(nn.Module):
         top_k: int,
         capacity_factor: float | None,
         drop_policy: str,
+        shared: Experts | None = None,
     ) -> None:
-        """`top_k` is the number of choices per token that the capacity counts on.
+        """`top_k` is the number of choices per token that the capacity counts on; `shared` is one expert that all tokens have.
 
         Zero-computation experts live here, not in a router.
         """
         super().__init__()
-        self.routers, self.experts = nn.ModuleList(routers), experts
+        self.routers, self.experts, self.shared = nn.ModuleList(routers), experts, shared
         self.top_k, self.capacity_factor, self.drop_policy = top_k, capacity_factor, drop_policy
         self.count, dim = experts.w13_EDH.shape[:2]
         self.extra: tuple[str, ...] = tuple(routers[0].extra)  # type: ignore[arg-type]
@@ -120,6 +121,9 @@ class MoE(nn.Module):
             soft = hasattr(routing, "dispatch")
             mixed = self._soft(x_BSD, routing) if soft else self._sparse(x_BSD, routing, str(router.seated_by))
             y_BSD = self.clock.mark(mixed, "rest", "combine")
+            if self.shared is not None:
+                rows_TD = x_BSD.to(compute_dtype(x_BSD)).flatten(0, 1)
+                y_BSD = y_BSD + self.shared.padded(rows_TD[None])[0].to(y_BSD.dtype).view_as(y_BSD)
             if self.adapters is not None:
                 y_BSD = y_BSD + self.adapters(x_BSD, token_ids_BS, positions_S, routing).to(y_BSD.dtype)
                 self.losses.append(self.adapters.losses)  # type: ignore[arg-type]

@@ -103,7 +103,11 @@ def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool)
         steps = pilot["steps"]
         warmup = min(scalars.get("warmup", Run.warmup), steps // 10)
         change = {"purpose": "pilot", "steps": steps, "eval_every": steps, "warmup": warmup}
-        pilots = [Run(**scalars | axes | change | {"seed": seeds[0], "lr": float(lr)}) for lr in pilot["lr"]]
+        pilots = [
+            Run(**scalars | axes | change | {"seed": seed, "lr": float(lr)})
+            for lr in pilot["lr"]
+            for seed in pilot.get("seed") or seeds[:1]
+        ]
         plan.pilots |= {run.name: run for run in pilots}
         scalars |= {"lr": None, "pilots": tuple(run.name for run in pilots)}
     timed = entry.get("timing", False)
@@ -124,6 +128,8 @@ def _adapt(plan: Plan, entry: Mapping[str, Any]) -> None:
     if len({replace(run, seed=0, trace_tokens=0).spec for run in bases}) > 1 or bases[0].router == DENSE:
         raise bad(where, f"base {entry['base']} with several routers or configs", "one router but dense, and its seeds")
     pilot = _pilot(entry, where)
+    if pilot is not None and "seed" in pilot:
+        raise bad(f"{where} pilot", "seed", "lr and steps", "its pilots have the first seed of the base")
     change = {name: value for name, value in entry.items() if name in SCHEDULE}
     change |= {
         "eval_every": change.get("eval_every", change["steps"]),

@@ -199,16 +199,26 @@ def last(path: Path, schema: pa.Schema = SCHEMA) -> dict[str, Any]:
 
 
 def best_lr(pilots: Sequence[Path], schema: pa.Schema = SCHEMA) -> tuple[float, dict[str, list[float]]]:
-    """The learning rate of the pilot with the least final validation loss, and the row fields that say so.
+    """The learning rate of the pilots with the least final validation loss, and the row fields that say so.
 
-    Of equal losses the smaller rate wins. Raises `UserError` when every pilot diverged.
+    The loss of a rate is the mean over its pilots, which differ in their seeds. Of equal losses the smaller rate wins.
+    Raises `UserError` when every pilot diverged, and when the best of three rates or more is the least or the largest: then
+    the best rate is not known, and what is trained with it no result.
     """
-    losses = sorted((row["lr"], row["val_loss"]) for row in (last(path, schema) for path in pilots))
-    finite = [(loss, lr) for lr, loss in losses if loss < float("inf")]
+    tried: dict[float, list[float]] = {}
+    for row in (last(path, schema) for path in pilots):
+        tried.setdefault(row["lr"], []).append(row["val_loss"])
+    losses = {lr: sum(tried[lr]) / len(tried[lr]) for lr in sorted(tried)}
+    finite = [(loss, lr) for lr, loss in losses.items() if loss < float("inf")]
     if not finite:
         hint = "add smaller learning rates to quality.pilot.lr"
         raise bad("pilots", "no finite validation loss", "at least one", hint)
-    return min(finite)[1], {"pilot_lrs": [lr for lr, _ in losses], "pilot_losses": [loss for _, loss in losses]}
+    best, rates = min(finite)[1], list(losses)
+    if len(rates) >= 3 and best in (rates[0], rates[-1]):
+        side = "smaller" if best == rates[0] else "larger"
+        got = f"{best:g}, at the edge of {', '.join(f'{rate:g}' for rate in rates)}"
+        raise bad("best learning rate", got, "one between two others", f"add {side} rates to quality.pilot.lr")
+    return best, {"pilot_lrs": rates, "pilot_losses": list(losses.values())}
 
 
 def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], schema: pa.Schema = SCHEMA) -> pa.Table:

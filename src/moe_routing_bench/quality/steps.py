@@ -12,35 +12,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.grid.run_spec import BYTES, Run
 from moe_routing_bench.quality.language_model import IGNORED, TinyLM
-from moe_routing_bench.quality.texts import Bytes, Corpus
+from moe_routing_bench.quality.texts import Corpus, Tokens
 from moe_routing_kernels.errors import bad
 
 START = ord("\n")  # stands before the first byte of a text, so that this byte is predicted too
 
 
 class Windows:
-    """The bytes of several texts, cut into windows of `sequence` targets that cover every byte once.
+    """The tokens of several texts, cut into windows of `sequence` targets that cover every token once.
 
-    No window reaches from one domain into another. The input of a target is the byte before it.
+    No window reaches from one domain into another. The input of a target is the token before it.
     """
 
-    def __init__(self, texts: Sequence[Bytes], sequence: int, device: str) -> None:
-        """Put all bytes on the device."""
-        self.sequence = sequence
+    def __init__(self, texts: Sequence[Tokens], sequence: int, device: str, size: int | None = None) -> None:
+        """Put all tokens on the device; `size` is the number of their bytes, where tokens are not bytes."""
+        self.sequence, self.first_bytes = sequence, torch.arange(BYTES, device=device)
         padded, starts, lengths, domains, offset = [], [], [], [], 0
         for domain, text in enumerate(texts):
             first = np.arange(0, len(text), sequence)
             starts.append(first + offset)
             lengths.append(np.minimum(sequence, len(text) - first))
             domains.append(np.full(len(first), domain))
-            padded += [np.array([START], np.uint8), text]
+            # int32: torch indexes no tensor of uint16
+            padded += [np.array([START], np.uint8), text if text.dtype == np.uint8 else text.astype(np.int32)]
             offset += 1 + len(text)
         padded.append(np.zeros(sequence, np.uint8))  # the last window may reach beyond the end
-        self.bytes = torch.from_numpy(np.concatenate(padded)).to(device)
+        self.tokens = torch.from_numpy(np.concatenate(padded)).to(device)
         self.starts, self.lengths, self.domains = (np.concatenate(parts) for parts in (starts, lengths, domains))
         self.total = int(self.lengths.sum())
+        self.size = self.total if size is None else size
 
     def __len__(self) -> int:
         """The number of windows."""
@@ -48,14 +50,14 @@ class Windows:
 
     def take(self, numbers: np.ndarray) -> tuple[Tensor, Tensor]:
         """Inputs and targets (B, S) int64 of windows; targets after the end of a text are `IGNORED`."""
-        device, steps = self.bytes.device, torch.arange(self.sequence, device=self.bytes.device)
+        device, steps = self.tokens.device, torch.arange(self.sequence, device=self.tokens.device)
         start, length = (
             torch.from_numpy(part[numbers]).to(device, non_blocking=True)[:, None]
             for part in (self.starts, self.lengths)
         )
         first = start + steps
-        targets = torch.where(steps < length, self.bytes[first + 1].long(), IGNORED)
-        return self.bytes[first].long(), targets
+        targets = torch.where(steps < length, self.tokens[first + 1].long(), IGNORED)
+        return self.tokens[first].long(), targets
 
     def batch(self, step: int, batch: int, seed: int) -> np.ndarray:
         """The windows of a step, counted from 0; each epoch takes all windows in a random order of its own."""
@@ -79,16 +81,17 @@ class Windows:
 
 
 def windows(corpora: Sequence[Corpus], sequence: int, device: str) -> tuple[Windows, Windows]:
-    """Training and validation windows."""
-    return (
-        Windows([corpus.train for corpus in corpora], sequence, device),
-        Windows([corpus.validation for corpus in corpora], sequence, device),
-    )
+    """Training and validation windows; those of validation know the first byte of each token."""
+    train = Windows([corpus.train for corpus in corpora], sequence, device, sum(c.train_bytes for c in corpora))
+    size = sum(corpus.validation_bytes for corpus in corpora)
+    validation = Windows([corpus.validation for corpus in corpora], sequence, device, size)
+    validation.first_bytes = torch.from_numpy(corpora[0].vocabulary.first).to(device)
+    return train, validation
 
 
-def frequencies(corpora: Sequence[Corpus]) -> list[int]:
-    """How often each of the 256 bytes occurs in the training texts."""
-    return np.sum([np.bincount(corpus.train, minlength=256) for corpus in corpora], axis=0).tolist()
+def frequencies(corpora: Sequence[Corpus], vocabulary: int) -> list[int]:
+    """How often each token of the vocabulary occurs in the training texts."""
+    return np.sum([np.bincount(corpus.train, minlength=vocabulary) for corpus in corpora], axis=0).tolist()
 
 
 FLOOR = 0.1  # the share of the learning rate that is left where the cosine ends
@@ -128,10 +131,10 @@ def freeze(model: TinyLM, routers: bool, experts: bool) -> None:
             parameter.requires_grad_(not (routers if name.startswith("routers.") else experts))
 
 
-def check_epochs(run: Run, train_bytes: int) -> None:
+def check_epochs(run: Run, tokens: int) -> None:
     """Raise `UserError` when the run would see its text too often."""
-    epochs = run.steps * run.tokens_per_step / train_bytes
+    epochs = run.steps * run.tokens_per_step / tokens
     if epochs > run.max_epochs:
-        most = int(run.max_epochs * train_bytes / run.tokens_per_step)
-        allowed = f"at most {most}: {run.max_epochs:g} epochs of {train_bytes} bytes"
+        most = int(run.max_epochs * tokens / run.tokens_per_step)
+        allowed = f"at most {most}: {run.max_epochs:g} epochs of {tokens} tokens"
         raise bad("quality steps", run.steps, allowed, "add a corpus, or raise max_epochs")

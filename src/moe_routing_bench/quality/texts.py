@@ -9,14 +9,15 @@ import ast
 import hashlib
 import io
 import itertools
+import math
 import os
 import sysconfig
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
 from moe_routing_bench.grid import run_spec
+from moe_routing_bench.grid.run_spec import BYTES, PACKAGES
+from moe_routing_bench.quality import prepared
 from moe_routing_kernels import files, guarded
 from moe_routing_kernels.errors import bad
 
@@ -42,24 +45,70 @@ ARCHIVES = {  # URL, SHA-256
 }
 _MOST_ARCHIVE = 2**26  # bytes
 Bytes = NDArray[np.uint8]
+Tokens = NDArray[np.uint8] | NDArray[np.uint16]
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What is known of each token: its first byte, and the number of its bytes. The first 256 tokens are the bytes."""
+
+    first: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+
+    @staticmethod
+    def of(tokens: Sequence[bytes]) -> "Vocabulary":
+        """That of tokens in the order of their ids."""
+        return Vocabulary(np.array([token[0] for token in tokens]), np.array([len(token) for token in tokens]))
+
+    def size(self, tokens: Tokens) -> int:
+        """The bytes that tokens stand for."""
+        return int(np.bincount(tokens, minlength=len(self.lengths)) @ self.lengths)
+
+
+PLAIN = Vocabulary.of([bytes([byte]) for byte in range(BYTES)])
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """One domain: its training and validation bytes, and the hash of the documents that they come from."""
+    """One domain: its training and validation tokens, the hash of the documents that they come from, and the bytes of both."""
 
     name: str
-    train: Bytes
-    validation: Bytes
+    train: Tokens
+    validation: Tokens
     sha256: str
+    vocabulary: Vocabulary
+
+    @property
+    def train_bytes(self) -> int:
+        """The bytes that the training tokens stand for."""
+        return self.vocabulary.size(self.train)
+
+    @property
+    def validation_bytes(self) -> int:
+        """The bytes that the validation tokens stand for."""
+        return self.vocabulary.size(self.validation)
 
 
-def load(corpora: Mapping[str, int | None], validation_share: float) -> list[Corpus]:
+def load(
+    corpora: Mapping[str, int | None], validation_share: float, vocabulary: int = BYTES, validation_tokens: int = 0
+) -> list[Corpus]:
     """One corpus per domain, from a mapping of domains to the most bytes to take (None: all).
+
+    `packages` has a share of validation of its own, and it alone a vocabulary beyond the bytes. Where there are more than
+    `validation_tokens`, unless it is 0, the first of each domain are kept, an equal share of each.
 
     Raises `UserError` for a text that is too short or cannot be fetched, and for an archive other than the known one.
     """
-    return [_corpus(name, limit, validation_share) for name, limit in corpora.items()]
+    loaded = [
+        corpus
+        for name, limit in corpora.items()
+        for corpus in (_prepared(limit, vocabulary) if name == PACKAGES else [_corpus(name, limit, validation_share)])
+    ]
+    total = sum(len(corpus.validation) for corpus in loaded)
+    if not validation_tokens or total <= validation_tokens:
+        return loaded
+    share = validation_tokens / total
+    return [replace(one, validation=one.validation[: math.ceil(share * len(one.validation))]) for one in loaded]
 
 
 def folder() -> Path:
@@ -81,7 +130,15 @@ def _corpus(name: str, limit: int | None, share: float) -> Corpus:
     train, validation = split(taken, share)
     if len(train) < 2 or not len(validation):
         raise bad(f"corpus {name}", f"{size} bytes", f"enough for a validation share of {share:g}")
-    return Corpus(Path(name).stem, train, validation, manifest.hexdigest())
+    return Corpus(Path(name).stem, train, validation, manifest.hexdigest(), PLAIN)
+
+
+def _prepared(limit: int | None, vocabulary: int) -> list[Corpus]:
+    """The domains of the text that `packages.prepare` has written, of each the same share. Raises `UserError` where there is none."""
+    return [
+        Corpus(domain.name, domain.train, domain.validation, domain.sha256, Vocabulary.of(domain.tokens))
+        for domain in prepared.domains(folder() / PACKAGES, limit, vocabulary)
+    ]
 
 
 def split(documents: list[bytes], share: float) -> tuple[Bytes, Bytes]:

@@ -89,7 +89,9 @@ def _evaluated(training: Training, last: bool) -> dict[str, Any]:
     """The row fields of an evaluation; the last one of a run that is compared also alters the model."""
     run, model, windows = training.run, training.model, training.validation
     metrics = evaluate.evaluate(model, windows, run.batch)
-    return metrics | evaluate.altered_fields(model, windows, run.batch) if last and run.purpose == "final" else metrics
+    if last and run.altered and run.purpose == "final":
+        metrics |= evaluate.altered_fields(model, windows, run.batch)
+    return metrics
 
 
 def _trace(training: Training, path: Path) -> None:
@@ -120,7 +122,7 @@ def _fixed(training: Training) -> dict[str, Any]:
         "flops_per_token": language_model.flops_per_token(training.model, run, active),
         "domains": [corpus.name for corpus in training.corpora],
         "byte_classes": list(BYTE_CLASSES),
-        "train_bytes": training.train.total,
+        "train_bytes": training.train.size,
         "corpus_sha256": corpus_hash(training.corpora),
         "engine": training.engine.name,
         **origin(training.device, code.training_files()),

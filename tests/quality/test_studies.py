@@ -1,0 +1,142 @@
+"""The studies of config/studies: which runs they plan, what these have in common, and that a learning rate at the edge of its grid is no result."""
+
+import dataclasses
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from moe_routing_bench.config import load as config
+from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, Run
+from moe_routing_bench.quality import evaluate, language_model, loop, plan, run_rows
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers.zoo import ZOO
+
+STUDIES = Path(__file__).parents[2] / "config/studies"
+
+
+def planned(study: str) -> plan.Plan:
+    """As the workflow plans it."""
+    return plan.expand(config.load(config.read_mapping(STUDIES / f"{study}.yaml"))["quality"])
+
+
+def sizes(run: Run) -> tuple[int, int]:
+    """All and active parameters of a model that is narrower and has one layer, without those of its routers."""
+    small = dataclasses.replace(run, dim=16, heads=1, layers=1, vocabulary=256, corpora={"stdlib": 1})
+    model = language_model.build(small, [1] * 256)
+    routers = sum(p.numel() for router in model.routers for p in router.parameters())
+    total, active = language_model.parameters(model)
+    return total - routers, active - routers
+
+
+def test_the_studies_have_their_runs() -> None:
+    """A0 every rule and both dense models, five times; A1 whole runs at each rate; E three capacities in training."""
+    a0 = planned("a0").finals.values()
+    assert {run.router for run in a0} == {DENSE, *ZOO} and {run.seed for run in a0} == {17, 18, 19, 20, 21}
+    assert {run.match for run in a0 if run.router == DENSE} == {"active_flops", "parameters"}
+    a1 = planned("a1")
+    assert len(a1.pilots) == 6 * 5 * 2 + 3 * 3 and all(run.steps == 3050 for run in a1.runs.values())
+    for rates in ({run.lr or 0 for run in a1.pilots.values() if run.label == label} for label in ("a1_xs", "a1_s")):
+        assert all(second / first == pytest.approx(2**0.5, rel=1e-3) for first, second in pairwise(sorted(rates)))
+    assert {run.capacity_factor for run in planned("e").finals.values()} == {1.0, 1.25, None}
+    for study in ("a0", "a1", "b", "c", "e"):
+        assert all(set(run.corpora) == {PACKAGES} for run in planned(study).runs.values())
+
+
+@pytest.mark.parametrize("study", ["b", "c"])
+def test_runs_of_a_study_are_equal_in_parameters_and_flops(study: str) -> None:
+    """But for routers; the dense models of B in one of the two each."""
+    runs = {run.label: run for run in planned(study).finals.values() if run.router in ("softk", "topk_prenorm")}
+    assert len({sizes(run) for run in runs.values()}) == 1
+    if study == "b":
+        total, active = sizes(next(iter(runs.values())))
+        dense = {run.match: sizes(run) for run in planned("b").finals.values() if run.router == DENSE}
+        assert dense == {"active_flops": (active, active), "parameters": (total, total)}
+
+
+def test_names_of_stored_runs_stay() -> None:
+    """Fields that came later are in a spec where they are not the default, and come back from it."""
+    assert Run().name == "run-softk-E8-k2-cf1.25-seed17-2744bf61"
+    later = {"shared_hidden": 8, "vocabulary": 512, "validation_tokens": 9, "altered": False}
+    run = Run(corpora={PACKAGES: None}, **later)
+    assert (
+        Run.from_spec(run.spec) == run and len({dataclasses.replace(run, **{k: v}).name for k, v in later.items()}) == 1
+    )
+    assert not any(name in Run().spec for name in later) and run.name != Run(corpora={PACKAGES: None}).name
+    with pytest.raises(UserError, match="vocabulary: got 512; allowed: 256, the bytes"):
+        Run(vocabulary=512)
+
+
+def pilots(folder: Path, losses: dict[float, list[float]]) -> list[Path]:
+    """The files of pilots with these last losses by learning rate."""
+    files = []
+    for lr, several in losses.items():
+        for number, loss in enumerate(several):
+            files.append(folder / f"{lr}-{number}.parquet")
+            row = {"schema_version": run_rows.SCHEMA_VERSION, "lr": lr, "val_loss": loss, "router": "softk"}
+            run_rows.write(files[-1], [row], "{}")
+    return files
+
+
+def test_the_best_rate_is_that_of_the_mean_over_seeds(tmp_path: Path) -> None:
+    """A lucky seed decides nothing, and the curve is in the row."""
+    files = pilots(tmp_path, {0.1: [2.0, 2.2], 0.2: [2.0, 2.0], 0.4: [1.9, 2.5]})
+    assert run_rows.best_lr(files) == (0.2, {"pilot_lrs": [0.1, 0.2, 0.4], "pilot_losses": [2.1, 2.0, 2.2]})
+
+
+@pytest.mark.parametrize(("best", "side"), [(0.1, "smaller"), (0.4, "larger")])
+def test_a_rate_at_the_edge_of_its_grid_is_no_result(tmp_path: Path, best: float, side: str) -> None:
+    """Of three rates; two have no middle, and are taken as they are."""
+    losses = {lr: [1.0 if lr == best else 2.0] for lr in (0.1, 0.2, 0.4)}
+    with pytest.raises(UserError, match=f"{best:g}, at the edge of 0.1, 0.2, 0.4.*{side} rates"):
+        run_rows.best_lr(pilots(tmp_path, losses))
+    assert run_rows.best_lr(pilots(tmp_path, {0.1: [1.0], 0.2: [2.0]}))[0] == 0.1
+
+
+def test_pilots_have_the_seeds_of_their_own(shared_text: str) -> None:
+    """So that the run that is reported is not the one by which its rate was chosen."""
+    entry = {
+        "label": "e",
+        "router": ["softk"],
+        "seed": [1],
+        "corpora": {shared_text: "all"},
+        "pilot": {"lr": [0.1, 0.2], "steps": 50, "seed": [7, 8]},
+    }
+    made = plan.expand(config.load(GRID | {"quality": [entry]})["quality"])
+    assert sorted((run.lr, run.seed) for run in made.pilots.values()) == [(0.1, 7), (0.1, 8), (0.2, 7), (0.2, 8)]
+    (run,) = made.finals.values()
+    assert run.seed == 1 and set(run.pilots) == set(made.pilots)
+
+
+GRID = {"grid": [{"benches": ["gate"], "tokens": [4], "experts": [4], "top_k": [2]}]}
+
+
+def test_a_shared_expert_is_every_tokens(shared_text: str) -> None:
+    """It adds to the layer what it computes, counts as active, and changes no other weight at the start."""
+    run = Run(experts=4, dim=16, heads=2, layers=1, expert_hidden=8, corpora={shared_text: None}, sequence=32, batch=2)
+    plain, shared = (
+        language_model.build(one, [1] * 256).eval() for one in (run, dataclasses.replace(run, shared_hidden=8))
+    )
+    state = shared.state_dict()
+    first = {name: value for name, value in plain.state_dict().items() if name.startswith("blocks.0.ffn")}
+    assert all(torch.equal(value, state[name]) for name, value in first.items())
+    x, ids, positions = torch.randn(2, 32, 16), torch.zeros(2, 32, dtype=torch.int64), torch.arange(32)
+    (one,), (other,) = plain.layers, shared.layers
+    assert other.shared is not None
+    with torch.no_grad():
+        added = other(x, ids, positions) - one(x, ids, positions)
+    torch.testing.assert_close(added.flatten(0, 1), other.shared.padded(x.flatten(0, 1)[None])[0], atol=1e-6, rtol=1e-3)
+    more = [b - a for a, b in zip(language_model.parameters(plain), language_model.parameters(shared), strict=True)]
+    assert more == [3 * 8 * 16] * 2
+
+
+def test_validation_may_be_shorter(shared_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal share of each domain; and the last evaluation need not alter anything."""
+    run = Run(dim=16, heads=2, layers=1, expert_hidden=8, corpora={shared_text: None}, sequence=32, batch=2)
+    whole, short = (
+        loop.Training(dataclasses.replace(run, validation_tokens=most), "cpu").validation for most in (0, 500)
+    )
+    assert (whole.total, short.total, short.size) == (1000, 500, 500)
+    assert torch.equal(short.tokens[:501], whole.tokens[:501])
+    assert evaluate.bits(1.0, short) == evaluate.bits(1.0, whole)
