@@ -25,6 +25,7 @@ SECTIONS = {
         "measure": "measure.measure",
         "init": "init.init",
         "status": "status.status",
+        "plan": "plan.plan",
     },
     "Your own kernels, models and routing": {
         "kernel": "kernel.kernel",

@@ -48,7 +48,7 @@ PROVENANCE: dict[str, pa.DataType] = {
     "slurm_job_id": _S,
 }
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
-LATER = ("host", "slurm_job_id", "bits_by_format", "bits_by_capacity", "engine")
+LATER = ("host", "slurm_job_id", "bits_by_format", "bits_by_capacity", "engine", "vocabulary", "shared_hidden")
 COLUMNS: dict[str, pa.DataType] = {
     # identity
     "schema_version": pa.int32(),
@@ -120,6 +120,8 @@ COLUMNS: dict[str, pa.DataType] = {
     "bits_by_capacity": _BITS,
     # what trained it: "eager", or which of graph, operators and compiled
     "engine": _S,
+    "vocabulary": _I,
+    "shared_hidden": _I,
 }
 SCHEMA = pa.schema(list(COLUMNS.items()))
 _SPEC = b"moe_routing_bench.run"
@@ -201,7 +203,7 @@ def last(path: Path, schema: pa.Schema = SCHEMA) -> dict[str, Any]:
 def best_lr(pilots: Sequence[Path], schema: pa.Schema = SCHEMA) -> tuple[float, dict[str, list[float]]]:
     """The learning rate of the pilots with the least final validation loss, and the row fields that say so.
 
-    The loss of a rate is the mean over its pilots, which differ in their seeds. Of equal losses the smaller rate wins.
+    The loss of a rate is the mean over its pilots, which differ in their seeds. Among equal losses the smaller rate wins.
     Raises `UserError` when every pilot diverged, and when the best of three rates or more is the least or the largest: then
     the best rate is not known, and what is trained with it no result.
     """

@@ -41,6 +41,8 @@ _FROM_RUN = (
     "batch",
     "steps",
     "lr",
+    "vocabulary",
+    "shared_hidden",
 )
 
 

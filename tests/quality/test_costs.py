@@ -1,0 +1,78 @@
+"""What training runs take before they start: by stored speeds of their shape, else by estimates that say so."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from moe_routing_bench.cli.plan import ENGINE, plan
+from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, Run
+from moe_routing_bench.quality import costs, run_rows
+from moe_routing_bench.store import paths
+
+RUN = Run(
+    dim=512,
+    layers=8,
+    heads=8,
+    experts=64,
+    top_k=8,
+    expert_hidden=128,
+    capacity_factor=None,
+    corpora={PACKAGES: None},
+    vocabulary=8192,
+    sequence=512,
+    batch=64,
+)
+GRID = [{"benches": ["gate"], "tokens": [4], "experts": [4], "top_k": [2]}]
+
+
+@pytest.mark.parametrize(
+    ("dim", "layers", "hidden", "wanted"), [(512, 8, 128, 0.76e6), (768, 10, 128, 0.44e6), (1024, 12, 160, 0.27e6)]
+)
+def test_an_estimate_is_near_the_forecast_of_each_size(dim: int, layers: int, hidden: int, wanted: float) -> None:
+    """Tokens a second at 20, 50 and 100 million active parameters."""
+    run = replace(RUN, dim=dim, layers=layers, expert_hidden=hidden)
+    assert 1 / costs.estimate(run) == pytest.approx(wanted, rel=0.3)
+    assert costs.estimate(replace(RUN, router=DENSE)) < costs.estimate(RUN)
+
+
+def row(router: str, speed: float, alone: bool = False, **change: object) -> dict:
+    shape = {name: getattr(RUN, name) for name in costs.SHAPE}
+    return {"engine": ENGINE, "router": router, "train_tokens_per_s": speed, "timed_alone": alone} | shape | change
+
+
+def test_stored_speeds_come_before_estimates() -> None:
+    """Those of the rule, timed alone if they can be, then those of other rules; not those of another engine or shape."""
+    rows = [row("softk", 1e6, True), row("softk", 2e6), row("remoe", 3e6), row("softk", 9e9, dim=64)]
+    known = costs.speeds([*rows, row("softk", 9e9, True, engine="graph")], ENGINE)
+    softk, other, dense = (costs.cost([replace(RUN, router=name)] * 3, known) for name in ("softk", "base", DENSE))
+    assert (softk.basis, other.basis, dense.basis) == (costs.STORED, costs.OTHER_RULES, costs.ESTIMATED)
+    tokens = RUN.steps * RUN.tokens_per_step
+    assert (
+        softk.runs == 3
+        and softk.seconds > tokens / 1e6
+        and other.seconds - softk.seconds < tokens / 2e6 - tokens / 1e6 + 1
+    )
+
+
+def test_the_command_adds_up_the_runs_of_a_config(tmp_path, monkeypatch, capsys) -> None:
+    """Pilots apart from final runs; without stored rows it says that all is estimated, with them it does not."""
+    monkeypatch.chdir(tmp_path)
+    common = {"corpora": {"stdlib": 1000}, "dim": 64, "steps": 1000}
+    entries = [
+        {"label": "a", "router": ["softk", "base"], "seed": [1, 2], "lr": 0.1} | common,
+        {"label": "b", "router": ["softk"], "seed": [1], "pilot": {"lr": [0.1, 0.2], "steps": 500}} | common,
+    ]
+    config = json.dumps({"seed": 17, "device": "cpu", "grid": GRID, "quality": entries})
+    plan(config_json=config, platform="nvidia-h200")
+    *lines, total, basis = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [["entry", "runs"], ["b", "(pilots)"], ["a", "4"], ["b", "1"]]
+    assert total.startswith("7 runs, ") and basis.startswith("estimated: for one NVIDIA H200")
+    stored = Run(dim=64, corpora={"stdlib": 1000})
+    fields = {name: getattr(stored, name) for name in costs.SHAPE} | {"router": "softk", "engine": ENGINE}
+    fields |= {"schema_version": run_rows.SCHEMA_VERSION, "train_tokens_per_s": 1e6, "timed_alone": True}
+    paths.quality("nvidia-h200").parent.mkdir(parents=True)
+    run_rows.write(paths.quality("nvidia-h200"), [fields], stored.spec)
+    plan(config_json=config, platform="nvidia-h200")
+    told = capsys.readouterr().out
+    assert "stored, of other rules" in told and "estimated" not in told
