@@ -47,7 +47,7 @@ def read(reference: str, kind: type, *inner: type) -> dict[str, Any]:
 
 
 def absolute(module: str, reference: str) -> str:
-    """The absolute name of a module that a declaration names: relative to its package, or nothing for its own.
+    """The absolute name of a module, or of ``module:entry``, that a declaration names: relative to its package, or nothing for its own.
 
     Raises `UserError` for a module of another package, or without a source.
     """
@@ -55,12 +55,13 @@ def absolute(module: str, reference: str) -> str:
     if module.startswith("."):
         package = home if source(home, reference).name == "__init__.py" else home.rpartition(".")[0]
         module = f"{package}{module}" if package else module
+    module, colon, entry = module.partition(":")
     name = module or home
     if package_of(name) != package_of(home):
         hint = "wrap others, and name their package as peer"
         raise bad(f"plugin {reference}", name, f"modules of {package_of(home)}", hint)
     source(name, reference)
-    return name
+    return f"{name}{colon}{entry}"
 
 
 def files(reference: str, modules: Iterable[str], *roots: Path) -> list[Path]:

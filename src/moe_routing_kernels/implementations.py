@@ -25,8 +25,8 @@ OPERATIONS = ("gate", "permute", "pack", "experts", "combine")  # of `ops`, whos
 class Implementation:
     """One way to do an operation.
 
-    `module` is a module of the operation's package that offers ``bind`` (the contract is in `moe_routing_kernels`). `options` are
-    keyword arguments of its functions. `requires` names what must be there: a ``gpu`` of any vendor, as for Triton and torch;
+    `module` is a module of the operation's package that offers ``bind`` (the contract is in `moe_routing_kernels`), or ``module:entry`` for
+    one of several in a module (`load`). `options` are keyword arguments of its functions. `requires` names what must be there: a ``gpu`` of any vendor, as for Triton and torch;
     ``nvidia``, a GPU of that vendor, as for CuTe DSL and CUDA (``cuda`` is its older name); ``triton``, ``cutlass`` or ``compiler`` (what
     torch.compile needs).
 
@@ -55,8 +55,8 @@ class Implementation:
     def modules(self, operation: str) -> Iterator[str]:
         """Its modules: where the closure of what it imports starts."""
         if self.module:
-            yield self.place(operation)
-        yield from (self.fused(part) for part in self.parts if "+" in part)
+            yield module_of(self.place(operation))
+        yield from (module_of(self.fused(part)) for part in self.parts if "+" in part)
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,28 @@ class Candidate(Implementation):
         return next((name for package, name in _BACKENDS.items() if package in self.requires), "torch")
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One of several implementations in a module: its ``bind`` is the module's ``bind_<name>``, and so are its other functions."""
+
+    module: ModuleType
+    name: str
+
+    def __getattr__(self, function: str) -> Any:
+        return getattr(self.module, f"{function}_{self.name}")
+
+
+def load(place: str) -> Any:
+    """What offers ``bind``: the module of an absolute name, or the `Entry` of ``module:entry``."""
+    module, entry = importlib.import_module(module_of(place)), place.partition(":")[2]
+    return Entry(module, entry) if entry else module
+
+
+def module_of(place: str) -> str:
+    """The module of ``module`` or ``module:entry``."""
+    return place.partition(":")[0]
+
+
 def listed(operation: str) -> tuple[Candidate, ...]:
     """The table of an operation, in the order of legends."""
     return importlib.import_module(f"{KERNELS}.{operation}").IMPLEMENTATIONS
@@ -95,7 +117,7 @@ def ranked(operation: str) -> list[Candidate]:
 def chosen_by_name() -> list[str]:
     """The modules that the operators may choose: what measures operators depends on these, which no import shows."""
     return sorted(
-        candidate.place(operation)
+        module_of(candidate.place(operation))
         for operation in OPERATIONS
         for candidate in ranked(operation)
         if not candidate.quantised and candidate.backend != "torch"
@@ -103,9 +125,9 @@ def chosen_by_name() -> list[str]:
 
 
 def reason(
-    module: ModuleType, problem: Any, target: Target | None = None, options: Mapping[str, Any] = MappingProxyType({})
+    module: Any, problem: Any, target: Target | None = None, options: Mapping[str, Any] = MappingProxyType({})
 ) -> str | None:
-    """Why a module cannot run a problem on a target (None: on any), or None.
+    """Why what `load` gives cannot run a problem on a target (None: on any), or None.
 
     Its `unsupported` is given the target where it has a parameter of that name: the answer of most depends on the problem alone.
     """

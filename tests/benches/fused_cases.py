@@ -14,6 +14,7 @@ from torch import Tensor
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.peers.libraries import Library
+from moe_routing_kernels.implementations import load
 
 # In fp16: Triton 3.7's interpreter multiplies the bits of bf16 numbers
 SIZES = {"tokens": 5, "hidden": 128, "intermediate": 128, "experts": 8, "top_k": 2}
@@ -133,7 +134,7 @@ def error_of(package: str, axes: dict) -> str | None:
     outputs = definition.empty_outputs(cell, inputs)
     expected = definition.reference(cell, inputs)
     (part,) = (name for name in implementation.parts if "+" in name)
-    module = __import__(implementation.fused(part), fromlist=["bind"])
+    module = load(implementation.fused(part))
     given = {name: inputs[name] for name in ("x", *bench.shared) if name in inputs}
     ids, weights = expected["topk_ids"].to(torch.int32), expected["topk_weights"].float()
     call = module.bind(

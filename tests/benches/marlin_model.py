@@ -77,7 +77,7 @@ def marlin_gemm(
     depth,
     *how,
 ) -> Tensor:
-    """The operator, with what `marlin_experts` may not give it asserted."""
+    """The operator, with what `marlin` may not give it asserted."""
     assert (a_scales, whole, k, weighted, how) == (None, None, 1, False, (False, True, False, -1, -1, -1))
     assert a.shape == (m, depth) and c.shape == (m, n) and a.is_contiguous() and weight.dtype == torch.float32
     assert all(one is None or one.is_contiguous() for one in (words, scales, zeros, bias, c, order, blocks))

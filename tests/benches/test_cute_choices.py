@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from moe_routing_bench.config import presets
-from moe_routing_bench.peers.quack_experts import Tiles, tiles_of
+from moe_routing_bench.peers.quack_kernels import Tiles, tiles_of
 from moe_routing_kernels.combine import cute_combine
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.experts import Experts, cute_experts, cute_fp8, cute_quantised

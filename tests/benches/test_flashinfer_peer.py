@@ -13,8 +13,8 @@ from torch import Tensor
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.peers import flashinfer_layer, trtllm_cutlass_layer
 from moe_routing_kernels.experts.common import activate
+from moe_routing_kernels.implementations import load
 
 SIZES = {"tokens": 9, "hidden": 64, "intermediate": 64, "experts": 8, "top_k": 3}
 Kind = Enum("ActivationType", {"Swiglu": 3, "Relu2": 6, "GegluTanh": 8})
@@ -105,10 +105,11 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return entered
 
 
-def outcome(layer: ModuleType = flashinfer_layer, **axes):
+def outcome(name: str = "flashinfer", **axes):
     """The check of a layer's result, or why it cannot run."""
     bench, cell = BENCHES["layer"], cell_of("layer", **SIZES).but(**({"dtype": "bf16"} | axes))
-    definition = bench.definition()
+    definition, (_, place) = bench.definition(), map(bench[name].fused, bench[name].parts)
+    layer = load(place)
     if reason := layer.unsupported(definition.problem(cell)):
         return reason
     inputs = definition.build(cell, 3, "cpu") | definition.shared(cell, 3, "cpu")
@@ -121,13 +122,13 @@ def outcome(layer: ModuleType = flashinfer_layer, **axes):
     outputs["combined"].fill_(torch.nan)
     call()
     (choice,) = call.configuration().split("; ")  # type: ignore[attr-defined]
-    assert choice == CHOSEN[layer]
+    assert choice == CHOSEN[name]
     return bench.check("flashinfer", cell, inputs, outputs, expected)
 
 
 CHOSEN = {
-    flashinfer_layer: "CuteDslFusedMoE::run_moe_sm90::Swiglu: (128, 'tiles')",
-    trtllm_cutlass_layer: "trtllm::fused_moe::gemm1: (0, 5)",
+    "flashinfer": "CuteDslFusedMoE::run_moe_sm90::Swiglu: (128, 'tiles')",
+    "trtllm_cutlass": "trtllm::fused_moe::gemm1: (0, 5)",
 }
 
 
@@ -139,25 +140,25 @@ def test_what_it_is_given(activation: str, tuned: list[bool]) -> None:
 
 @pytest.mark.parametrize("activation", ["swiglu", "relu2", "swiglu_oai", "swiglu_oai_unbiased", "swiglu_limit10"])
 def test_what_tensorrt_is_given(activation: str, tuned: list[bool]) -> None:
-    assert outcome(trtllm_cutlass_layer, activation=activation).error is None
+    assert outcome("trtllm_cutlass", activation=activation).error is None
     assert tuned == [True]
 
 
 @pytest.mark.usefixtures("tuned")
 @pytest.mark.parametrize(
-    ("layer", "axes", "reason"),
+    ("name", "axes", "reason"),
     [
-        (flashinfer_layer, {"activation": "swiglu_oai"}, "biases"),
-        (flashinfer_layer, {"capacity_factor": 1.0}, "capacity"),
-        (flashinfer_layer, {"weights": "int4_g32"}, "one format"),
-        (flashinfer_layer, {"intermediate": 48}, "turns of 32"),
-        (trtllm_cutlass_layer, {"activation": "geglu"}, "geglu"),
-        (trtllm_cutlass_layer, {"capacity_factor": 1.0}, "capacity"),
-        (trtllm_cutlass_layer, {"intermediate": 44}, "multiples of 8"),
+        ("flashinfer", {"activation": "swiglu_oai"}, "biases"),
+        ("flashinfer", {"capacity_factor": 1.0}, "capacity"),
+        ("flashinfer", {"weights": "int4_g32"}, "one format"),
+        ("flashinfer", {"intermediate": 48}, "turns of 32"),
+        ("trtllm_cutlass", {"activation": "geglu"}, "geglu"),
+        ("trtllm_cutlass", {"capacity_factor": 1.0}, "capacity"),
+        ("trtllm_cutlass", {"intermediate": 44}, "multiples of 8"),
     ],
 )
-def test_what_cannot_run_says_why(layer: ModuleType, axes: dict, reason: str) -> None:
-    assert reason in str(outcome(layer, **axes))
+def test_what_cannot_run_says_why(name: str, axes: dict, reason: str) -> None:
+    assert reason in str(outcome(name, **axes))
 
 
 @pytest.mark.usefixtures("tuned")
@@ -165,4 +166,4 @@ def test_without_what_they_are_compiled_from(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("FLASHINFER_CUBIN_DIR")
     assert "FLASHINFER_CUBIN_DIR" in str(outcome())
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert "nvcc" in str(outcome()) and "nvcc" in str(outcome(trtllm_cutlass_layer))
+    assert "nvcc" in str(outcome()) and "nvcc" in str(outcome("trtllm_cutlass"))

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.peers import sglang_files, sglang_triton, vllm_files, vllm_triton
+from moe_routing_bench.peers import sglang_triton, vllm_triton
 from moe_routing_bench.peers.partial import file_of
 from moe_routing_kernels.experts.common import activate
 
-PACKAGES = {"vllm": (vllm_files, vllm_triton), "sglang": (sglang_files, sglang_triton)}
+PACKAGES = {"vllm": vllm_triton, "sglang": sglang_triton}
 CASES = Path(fused_cases.__file__)
 OAI = {"swigluoai": "swiglu_oai_unbiased", "silu": "swiglu", "gelu_tanh": "geglu"}
 
@@ -75,10 +75,10 @@ def there(monkeypatch: pytest.MonkeyPatch) -> None:
         get_moe_configs=lambda *given: None,
         __file__=__file__,
     )
-    monkeypatch.setattr(vllm_files, "fused_moe", lambda: tables)
-    monkeypatch.setattr(sglang_files, "fused_moe", lambda: (tables, tables))
-    for files, _ in PACKAGES.values():
-        monkeypatch.setattr(files, "missing", lambda: None)
+    monkeypatch.setattr(vllm_triton, "fused_moe", lambda: tables)
+    monkeypatch.setattr(sglang_triton, "fused_moe", lambda: (tables, tables))
+    for module in PACKAGES.values():
+        monkeypatch.setattr(module, "missing", lambda: None)
 
 
 @pytest.mark.usefixtures("there")
@@ -130,17 +130,16 @@ def test_shared_experts_are_added(package: str) -> None:
         .problem(cell_of("layer", hidden=32, intermediate=16, experts=4, tokens=3, top_k=2))
     )
     given = {"x": x, "topk_ids": ids, "topk_weights": weights, "w13": w13, "w2": w2, "combined": torch.empty_like(x)}
-    bind = PACKAGES[package][1].bind
+    bind = PACKAGES[package].bind
     alone, both = bind(problem, **given)()["combined"], bind(problem, **given, residual=residual)()["combined"]
     assert torch.equal(both, alone + residual)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_that_is_not_there_says_so(package: str) -> None:
-    files, _ = PACKAGES[package]
-    if file_of(files.MODULE):
+    if file_of(PACKAGES[package].MODULE):
         pytest.skip(f"{package} is installed")
-    assert package in str(files.missing())
+    assert package in str(PACKAGES[package].missing())
 
 
 @pytest.mark.slow
@@ -148,7 +147,7 @@ def test_a_package_that_is_not_there_says_so(package: str) -> None:
 def test_the_files_of_the_package(package: str) -> None:
     """One subprocess runs every case: triton reads TRITON_INTERPRET when it is imported."""
     pytest.importorskip("triton")
-    if not file_of(PACKAGES[package][0].MODULE):
+    if not file_of(PACKAGES[package].MODULE):
         pytest.skip(f"needs the files of {package} (docs/peers.md), which are not installed where tests run")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
     done = subprocess.run([sys.executable, str(CASES), package], env=environment, capture_output=True, text=True)

@@ -58,11 +58,13 @@ def test_modules_are_found_from_the_package_of_the_declaration(write):
         'from moe_routing_bench.benches import plugins\nA = plugins.Plugin(bench="pack", name="a", module=".kernel")\n'
     )
     text += 'B = plugins.Plugin(bench="layer", name="b", layout="compact", parts={"pack+experts": "made_package.kernel", "combine": "torch"})\n'
+    text += 'C = plugins.Plugin(bench="pack", name="c", module=".kernel:rows")\n'
     write(made_package____init__=KERNEL, made_package__declared=text, made_package__kernel=KERNEL)
-    first, second = plugins.read("made_package.declared")
+    first, second, third = plugins.read("made_package.declared")
     assert first.own_modules() == ["made_package.declared", "made_package.kernel"]
     assert second.own_modules() == ["made_package.declared", "made_package.kernel"]
     assert second.fused("pack+experts") == "made_package.kernel"
+    assert third.place("pack") == "made_package.kernel:rows" and third.own_modules() == first.own_modules()
 
 
 def test_a_package_that_a_kernel_wraps_is_its_peer(write):

@@ -15,7 +15,16 @@ from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels import experts, layer
 from moe_routing_kernels.choices import chooser, table
 from moe_routing_kernels.experts import Experts
-from moe_routing_kernels.implementations import NEEDS, OPERATIONS, Candidate, chosen_by_name, listed, ranked, reason
+from moe_routing_kernels.implementations import (
+    NEEDS,
+    OPERATIONS,
+    Candidate,
+    chosen_by_name,
+    listed,
+    load,
+    ranked,
+    reason,
+)
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.permute.layout import RowLayout
 from moe_routing_kernels.target import CPU, Target
@@ -174,6 +183,17 @@ def test_the_target_is_given_to_those_that_ask_for_it() -> None:
     assert reason(module(lambda problem, target=None: f"{target}"), problem) == "None"
     assert reason(module(lambda problem, target: target), problem, HOPPER, {"target": "own"}) == "own"
     assert reason(module(lambda problem, **options: f"{sorted(options)}"), problem, HOPPER, {"a": 1}) == "['a']"
+
+
+def test_a_module_with_several_implementations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``module:entry`` takes the functions that end in its name, and its file is that of the module."""
+    module = ModuleType("moe_routing_kernels.pack.both")
+    vars(module).update(bind_rows=lambda problem: "rows", unsupported_rows=lambda problem: "none", bind=print)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    line = Candidate("rows", "both:rows")
+    rows = load(line.place("pack"))
+    assert rows.bind(None) == "rows" and reason(rows, LAYER.experts, HOPPER) == "none"
+    assert not hasattr(rows, "precompile") and list(line.modules("pack")) == [module.__name__]
 
 
 def test_tables_are_read_without_torch() -> None:

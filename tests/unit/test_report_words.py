@@ -68,7 +68,7 @@ def test_a_layer_that_is_put_together_names_its_parts():
     assert known["torch_grouped_mm"] == "router, permute, pack and combine by torch; experts by torch_grouped_mm"
     assert (
         known["sonicmoe"]
-        == "kernels of the package sonic-moe: router by cute; permute+pack+experts+combine by sonicmoe_layer"
+        == "kernels of the package sonic-moe: router by cute; permute+pack+experts+combine by sonicmoe"
     )
     assert " by " not in known["cute"] and known["ops"].startswith("this project's layer")
     assert "sonicmoe" in dict(words.meanings(frame(one("training", "sonicmoe")), trained=False))

@@ -15,7 +15,7 @@ from moe_routing_bench import packages
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_kernels import implementations
 from moe_routing_kernels.errors import NoForm
-from moe_routing_kernels.implementations import listed, reason
+from moe_routing_kernels.implementations import listed, load, reason
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.target import Target
 
@@ -116,9 +116,9 @@ class Bench:
         """The bench's ``definition`` module: problem, inputs, outputs, reference, check and cost. Imports torch."""
         return importlib.import_module(f"{_PACKAGE}.benches.{self.name}.definition")
 
-    def load(self, implementation: str) -> ModuleType:
-        """The module of one implementation; of a composite, what runs its parts."""
-        return importlib.import_module(_COMPOSITE if self.stages else self[implementation].place(self.name))
+    def load(self, implementation: str) -> Any:
+        """The functions of one implementation; of a composite, what runs its parts."""
+        return load(_COMPOSITE if self.stages else self[implementation].place(self.name))
 
     def operation(self, stage: Stage) -> "Bench":
         """The bench of a stage, with the implementations from outside that this one has."""

@@ -4,7 +4,6 @@ Operands are named: a stage reads what earlier stages wrote and what the composi
 allocated once, at the row limit of the layout, so that nothing waits for the host.
 """
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor
 from moe_routing_bench.benches.bench import Bench, Implementation, Stage, find
 from moe_routing_bench.benches.checks import Check, both
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_kernels.implementations import reason
+from moe_routing_kernels.implementations import load, reason
 from moe_routing_kernels.target import Target
 
 
@@ -226,4 +225,4 @@ def _called(stage: Stage, operands: tuple[str, ...]) -> Iterator[str]:
 
 
 def _fused(part: Part) -> Any:
-    return importlib.import_module(part.way)
+    return load(part.way)

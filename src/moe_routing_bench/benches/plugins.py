@@ -10,6 +10,7 @@ from moe_routing_bench.benches.bench import Bench, Implementation, Peer, find
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels import declarations
+from moe_routing_kernels.implementations import module_of
 from moe_routing_kernels.routers import ROUTERS
 
 
@@ -39,7 +40,7 @@ class Plugin(Implementation):
     def own_modules(self) -> list[str]:
         """Its modules, that of the declaration first."""
         fused = [self.fused(part) for part in self.parts if "+" in part]
-        return [self.reference.partition(":")[0], *([] if self.parts else [self.place(self.bench)]), *fused]
+        return [module_of(one) for one in (self.reference, *([] if self.parts else [self.place(self.bench)]), *fused)]
 
     def version(self) -> str | None:
         """The version of its package; None where that is not installed."""

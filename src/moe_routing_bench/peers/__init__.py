@@ -1,1 +1,1 @@
-"""Adapters to kernels of other packages: one file per package and operation, with the contract of `moe_routing_kernels`. Each package is optional."""
+"""Adapters to kernels of other packages: a module per package, with an entry (`bind_<entry>`) per operation where it does several. Each package is optional."""

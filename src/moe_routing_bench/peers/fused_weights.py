@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers import whole_layers as peers
+from moe_routing_bench.peers import common as peers
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts.dequant import Parts, once, parts
 from moe_routing_kernels.formats import ROW
@@ -57,7 +57,7 @@ def formats_unsupported(problem: Layer, library: str, activations: Collection[st
     form = problem.experts.quantised_weights
     if form is None:
         given = f"{problem.packed} rows and {problem.weights}"
-        return f"takes {_pairs()}, not {given}" if fp8 else peers.unsupported(problem, library, activations)
+        return f"takes {_pairs()}, not {given}" if fp8 else peers.layer_unsupported(problem, library, activations)
     if reason := peers.dropping(problem, library):
         return reason
     if problem.activation not in activations:

@@ -8,17 +8,15 @@ Choices are remembered: a first call imports and asks modules, later ones cost a
 """
 
 import functools
-import importlib
 import importlib.util
 from collections.abc import Collection
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from moe_routing_kernels.choices import choose, table
 from moe_routing_kernels.choices.table import Shape
 from moe_routing_kernels.experts import Experts
-from moe_routing_kernels.implementations import NVIDIA, Candidate, listed, ranked, reason
+from moe_routing_kernels.implementations import NVIDIA, Candidate, listed, load, ranked, reason
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.target import Target
 
@@ -47,15 +45,15 @@ def unmet(requires: tuple[str, ...], target: Target) -> str | None:
 
 
 @functools.lru_cache(MOST_PROBLEMS)
-def kernel(problem: Any, target: Target, trains: bool = False) -> ModuleType | None:
-    """The kernel module of a problem (`kernels.gate.Gate`, `kernels.pack.Pack`, ...); None where plain torch must do.
+def kernel(problem: Any, target: Target, trains: bool = False) -> Any:
+    """The kernel of a problem, as `load` gives it (`kernels.gate.Gate`, `kernels.pack.Pack`, ...); None where plain torch must do.
 
     `trains`: that of a forward and a backward pass.
     """
     operation = _operation(problem)
     for candidate in ranked(operation):
         if _fits(candidate, problem, trains) and unmet(candidate.requires, target) is None:
-            module = importlib.import_module(candidate.place(operation))
+            module = load(candidate.place(operation))
             if reason(module, problem, target) is None:
                 return module
     return None
@@ -67,18 +65,16 @@ def reasons(problem: Any, target: Target, trains: bool = False) -> dict[str, str
     for candidate in ranked(operation):
         if _fits(candidate, problem, trains):
             missing = unmet(candidate.requires, target)
-            answers[candidate.name] = missing or reason(
-                importlib.import_module(candidate.place(operation)), problem, target
-            )
+            answers[candidate.name] = missing or reason(load(candidate.place(operation)), problem, target)
     return answers
 
 
 @dataclass(frozen=True)
 class Way:
-    """The module of ``kernels.experts`` that runs, and whether it gathers rows: then it takes a `Layer`, else an `Experts`."""
+    """What runs of ``kernels.experts``, as `load` gives it, and whether it gathers rows: then it takes a `Layer`, else an `Experts`."""
 
     name: str
-    module: ModuleType
+    module: Any
     gathers: bool
 
 
@@ -94,7 +90,7 @@ def way(problem: Layer, target: Target, phase: str | None = None) -> Way | None:
         experts = _experts_of(candidate)
         if experts is None or candidate.quantised or candidate.backend == "torch" or unmet(candidate.requires, target):
             continue
-        module = importlib.import_module(experts.place("experts"))
+        module = load(experts.place("experts"))
         if reason(module, problem if experts.gathers else problem.experts, target) is None:
             able[candidate.name] = Way(candidate.name, module, experts.gathers), experts.backend == "cute"
     ahead = any(compiled for _, compiled in able.values())

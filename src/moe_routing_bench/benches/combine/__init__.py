@@ -10,8 +10,8 @@ BENCH = Bench(
     baseline="torch",
     implementations=(
         *ours("combine"),
-        Implementation("vllm", "vllm_combine", requires=("nvidia",), peer=VLLM),
-        Implementation("sglang", "sglang_combine", requires=("nvidia",), peer=SGLANG, declares=("rounded_weights",)),
+        Implementation("vllm", "vllm:combine", requires=("nvidia",), peer=VLLM),
+        Implementation("sglang", "sglang:combine", requires=("nvidia",), peer=SGLANG, declares=("rounded_weights",)),
     ),
     reads=("y", "inverse", "topk_weights", "residual"),
     writes=("combined",),

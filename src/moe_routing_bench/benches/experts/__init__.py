@@ -18,24 +18,24 @@ BENCH = Bench(
     baseline="torch_grouped_mm",
     implementations=(
         *ours("experts"),
-        Implementation("quack", "quack_experts", requires=("nvidia", "cutlass"), options={"tuned": True}, peer=QUACK),
-        Implementation("quack_heuristic", "quack_experts", requires=("nvidia", "cutlass"), peer=QUACK),
-        Implementation("deepgemm", "deepgemm_experts", requires=("nvidia",), peer=DEEPGEMM),
+        Implementation(
+            "quack", "quack_kernels:experts", requires=("nvidia", "cutlass"), options={"tuned": True}, peer=QUACK
+        ),
+        Implementation("quack_heuristic", "quack_kernels:experts", requires=("nvidia", "cutlass"), peer=QUACK),
+        Implementation("deepgemm", "deepgemm:bf16", requires=("nvidia",), peer=DEEPGEMM),
         Implementation(
             "deepgemm_fp8",
-            "deepgemm_fp8_experts",
+            "deepgemm:fp8",
             requires=("nvidia", "triton"),
             peer=DEEPGEMM,
             declares=("rounded_inner",),
         ),
-        Implementation("mslk", "mslk_experts", requires=("nvidia",), peer=MSLK),
-        Implementation("mslk_int4", "mslk_int4_experts", requires=("nvidia",), peer=MSLK),
-        Implementation(
-            "mslk_fp8", "mslk_fp8_experts", requires=("nvidia", "triton"), peer=MSLK, declares=("rounded_inner",)
-        ),
-        Implementation("triton_kernels", "triton_kernels_experts", requires=("nvidia", "triton"), peer=TRITON_KERNELS),
-        Implementation("humming", "humming_experts", requires=("nvidia",), peer=HUMMING),
-        Implementation("marlin", "marlin_experts", requires=("nvidia",), peer=VLLM),
+        Implementation("mslk", "mslk:bf16", requires=("nvidia",), peer=MSLK),
+        Implementation("mslk_int4", "mslk:int4", requires=("nvidia",), peer=MSLK),
+        Implementation("mslk_fp8", "mslk:fp8", requires=("nvidia", "triton"), peer=MSLK, declares=("rounded_inner",)),
+        Implementation("triton_kernels", "triton_kernels", requires=("nvidia", "triton"), peer=TRITON_KERNELS),
+        Implementation("humming", "humming", requires=("nvidia",), peer=HUMMING),
+        Implementation("marlin", "marlin", requires=("nvidia",), peer=VLLM),
         Implementation("grouped_mm_bf16", "grouped_mm_bf16", requires=("nvidia", "triton"), peer=GROUPED_MM_BF16),
     ),
     reads=("packed", "scales", "offsets", *WEIGHTS),

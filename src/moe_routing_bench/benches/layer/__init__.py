@@ -23,7 +23,7 @@ STAGES = (
     Stage("combine", "combine"),
 )
 _CUTE = dict.fromkeys(ROUTING, "cute")
-_QUACK_GATHER = {name: "cute" for name in ROUTING if name != "pack"} | {"pack+experts": "quack_gather"}
+_QUACK_GATHER = {name: "cute" for name in ROUTING if name != "pack"} | {"pack+experts": "quack_kernels:gather"}
 _AROUND = [  # our routing around their products
     Implementation(
         f"cute_{name}",
@@ -45,7 +45,7 @@ _AROUND = [  # our routing around their products
         ("marlin", "compact", VLLM),
     )
 ]
-_THEIRS = {WHOLE: "transformers_layer"}
+_THEIRS = {WHOLE: "transformers"}
 _TRANSFORMERS = [
     Implementation(
         f"transformers_{form}",
@@ -62,7 +62,7 @@ _BEHIND_OUR_ROUTER = [
         name,
         requires=("nvidia", "triton", "cutlass"),
         layout="compact",
-        parts={"router": "cute", WHOLE: f"{name}_layer"},
+        parts={"router": "cute", WHOLE: name},
         peer=pinned(module, distribution, version),
     )
     for name, module, distribution, version in (
@@ -77,11 +77,11 @@ _FLASHINFER = [
         name,
         requires=("nvidia", "cutlass"),
         layout="compact",
-        parts={"router": "cute", WHOLE: f"{name}_layer"},
+        parts={"router": "cute", WHOLE: f"flashinfer:{entry}"},
         peer=Peer("flashinfer", "flashinfer-python", "pip install flashinfer-python==0.7.2.post1"),
         declares=("rounded_sums",),
     )
-    for name in ("flashinfer", "trtllm_cutlass")
+    for name, entry in (("flashinfer", "cute"), ("trtllm_cutlass", "cutlass"))
 ]
 
 _FUSED = [  # what serving runs, by its Triton kernels and tables of tiles

@@ -13,8 +13,10 @@ BENCH = Bench(
     baseline="torch",
     implementations=(
         *ours("pack"),
-        Implementation("vllm", "shuffle_rows", requires=("nvidia",), options={"library": "vLLM"}, peer=VLLM),
-        Implementation("sglang", "shuffle_rows", requires=("nvidia",), options={"library": "SGLang"}, peer=SGLANG),
+        Implementation("vllm", "vllm_and_sglang:shuffle", requires=("nvidia",), options={"library": "vLLM"}, peer=VLLM),
+        Implementation(
+            "sglang", "vllm_and_sglang:shuffle", requires=("nvidia",), options={"library": "SGLang"}, peer=SGLANG
+        ),
     ),
     reads=("x", "order", "inverse"),
     writes=("packed", "scales"),

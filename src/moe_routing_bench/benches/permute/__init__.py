@@ -10,12 +10,12 @@ BENCH = Bench(
     baseline="torch",
     implementations=(
         *ours("permute"),
-        Implementation("vllm", "vllm_permute", requires=("nvidia",), peer=VLLM),
-        Implementation("sglang", "sglang_permute", requires=("nvidia",), peer=SGLANG, declares=("token_rows",)),
+        Implementation("vllm", "vllm:permute", requires=("nvidia",), peer=VLLM),
+        Implementation("sglang", "sglang:permute", requires=("nvidia",), peer=SGLANG, declares=("token_rows",)),
         *(
             Implementation(
                 f"{name}_align",
-                "align",
+                "vllm_and_sglang:align",
                 requires=("nvidia",),
                 options={"library": library},
                 peer=peer,

@@ -9,7 +9,7 @@ STAGES = (
     Stage("pack", "pack"),
     Stage("combine", "combine", called={"y": "packed"}),
 )
-_VLLM = {"router": "vllm", "permute+pack": "vllm_routing", "combine": "vllm"}
+_VLLM = {"router": "vllm", "permute+pack": "vllm:routing", "combine": "vllm"}
 
 BENCH = Bench(
     name="routing",

@@ -18,7 +18,7 @@ _LIBRARIES = [  # the packages, and what they need, are those of `layer`
         name,
         ".step",
         requires=("nvidia", "triton", *(("cutlass",) if name == "sonicmoe" else ())),
-        options={"way": f"{name}_training"},
+        options={"way": name},
         peer=LAYER[name].peer,
         declares=("rounded_scores",) if name == "liger" else (),
     )
@@ -28,7 +28,7 @@ _TRANSFORMERS = [
     Implementation(
         name := f"transformers_{form}",
         ".step",
-        options={"way": "transformers_training", "form": form},
+        options={"way": "transformers", "form": form},
         peer=LAYER[name].peer,
         declares=("rounded_sums",),
     )

@@ -4,29 +4,22 @@ A way is a module of ``kernels.training``, a layer for ids and weights that are 
 of a library behind our gate. `ops` is `moe_routing_kernels.ops.layer`.
 """
 
-import importlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers import liger_training, moe_ops_training, sonicmoe_training, transformers_training
+from moe_routing_bench.peers import liger, moe_ops, sonicmoe, transformers
 from moe_routing_kernels import ops
 from moe_routing_kernels.activations import activation_of
-from moe_routing_kernels.implementations import listed
+from moe_routing_kernels.implementations import listed, load
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.ops import compilation
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.target import Target
 
-_LIBRARIES = {
-    "sonicmoe_training": sonicmoe_training,
-    "liger_training": liger_training,
-    "moe_ops_training": moe_ops_training,
-    "transformers_training": transformers_training,
-}
+_LIBRARIES = {"sonicmoe": sonicmoe, "liger": liger, "moe_ops": moe_ops, "transformers": transformers}
 _LEARNED = ("x", "logits", "w13", "w2")
 T = TypeVar("T")
 
@@ -92,11 +85,11 @@ def _forward(problem: Layer, way: str, bias: Tensor | None, **options: Any) -> C
     return _saying(forward, layer)
 
 
-def _module(way: str) -> ModuleType:
+def _module(way: str) -> Any:
     """The module of a library, or of a layer of ours in plain torch."""
     if way in _LIBRARIES:
         return _LIBRARIES[way]
-    return next(importlib.import_module(one.place("training")) for one in listed("training") if one.name == way)
+    return next(load(one.place("training")) for one in listed("training") if one.name == way)
 
 
 def _saying(call: Callable[..., T], tuned: Callable[..., Any]) -> Callable[..., T]:

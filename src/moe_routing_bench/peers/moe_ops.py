@@ -2,6 +2,8 @@
 
 It has no activation, so torch's stands between the products. Its counting sort is by atomic additions, so rows of an expert lie in
 another order in each call; their sum does not depend on it but for rounding. Triton tunes its products once.
+
+In training its grouped products save their operands. The gradients of weights are sums over the rows of an expert.
 """
 
 from collections.abc import Callable
@@ -9,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers import whole_layers as peers
+from moe_routing_bench.peers import common as peers
 from moe_routing_kernels.experts.common import activate, unaligned
 from moe_routing_kernels.layer import Layer
 
@@ -17,7 +19,7 @@ from moe_routing_kernels.layer import Layer
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
     activations = ("swiglu", "geglu", "relu2")  # torch's, without biases between the products
-    if reason := peers.unsupported(problem, "moe-ops", activations) or unaligned(problem, "moe-ops"):
+    if reason := peers.layer_unsupported(problem, "moe-ops", activations) or unaligned(problem, "moe-ops"):
         return reason
     experts = problem.layout.experts
     if experts & (experts - 1):
@@ -40,16 +42,30 @@ def bind(
 
     The library allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
     """
-    import moe_ops
+    from moe_ops import grouped_gemm, permute, unpermute  # pyright: ignore[reportAttributeAccessIssue]
 
     tokens, top_k = topk_ids.shape
 
     def run() -> dict[str, Tensor]:
         with torch.no_grad():
-            packed, row_map, offsets = moe_ops.permute(x, topk_ids, tokens * top_k, len(w2))
-            inner = activate(problem.activation, moe_ops.grouped_gemm(packed, w13, offsets))
-            y = moe_ops.grouped_gemm(inner, w2, offsets)
-            total = moe_ops.unpermute(y, row_map, topk_weights, tokens, top_k)
+            packed, row_map, offsets = permute(x, topk_ids, tokens * top_k, len(w2))
+            inner = activate(problem.activation, grouped_gemm(packed, w13, offsets))
+            y = grouped_gemm(inner, w2, offsets)
+            total = unpermute(y, row_map, topk_weights, tokens, top_k)
             return peers.returned(total, residual)
+
+    return run
+
+
+def layer(problem: Layer) -> Callable[..., Tensor]:
+    """The layer as a differentiable function of x, topk_ids, topk_weights, w13 and w2."""
+    from moe_ops import grouped_gemm, permute, unpermute  # pyright: ignore[reportAttributeAccessIssue]
+
+    def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        tokens, top_k = topk_ids.shape
+        packed, row_map, offsets = permute(x, topk_ids, tokens * top_k, len(w2))
+        inner = activate(problem.activation, grouped_gemm(packed, w13, offsets))
+        y = grouped_gemm(inner, w2, offsets)
+        return unpermute(y, row_map, topk_weights, tokens, top_k)
 
     return run

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers import whole_layers as peers
+from moe_routing_bench.peers import common as peers
 from moe_routing_kernels.layer import Layer
 
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    return peers.unsupported(problem, "FlagGems", ("swiglu",))
+    return peers.layer_unsupported(problem, "FlagGems", ("swiglu",))
 
 
 def bind(
@@ -26,7 +26,9 @@ def bind(
 
     The library allocates its result, so a bound `combined` is not written.
     """
-    from flag_gems.fused.fused_moe import fused_experts_impl  # asks for the device
+    from flag_gems.fused.fused_moe import (  # pyright: ignore[reportMissingImports]
+        fused_experts_impl,  # asks for the device
+    )
 
     def run() -> dict[str, Tensor]:
         with torch.no_grad():

@@ -2,6 +2,9 @@
 
 It reads the number of tiles on the host, so it cannot be captured. Its tuner takes one to two minutes per shape: each kernel is
 pinned to its one default configuration instead (`LIGER_FUSED_MOE_AUTOTUNE=0`), so this is Liger untuned.
+
+In training it saves the sums of the first product and multiplies the gradient by w2 before it weighs it, so it needs no expert rows. The
+gradient of a weight is added up by atomics in the activations' format, from tiles of 128 elements of I.
 """
 
 import os
@@ -11,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers import whole_layers as peers
+from moe_routing_bench.peers import common as peers
 from moe_routing_kernels.layer import Layer
 
 _AUTOTUNE = "LIGER_FUSED_MOE_AUTOTUNE"
@@ -22,7 +25,7 @@ def untuned() -> Any:
     was = os.environ.get(_AUTOTUNE)
     os.environ[_AUTOTUNE] = was or "0"  # read when the module is imported
     try:
-        from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+        from liger_kernel.ops.fused_moe import LigerFusedMoEFunction  # pyright: ignore[reportMissingImports]
     finally:
         if was is None:
             del os.environ[_AUTOTUNE]
@@ -31,7 +34,7 @@ def untuned() -> Any:
 
 def unsupported(problem: Layer) -> str | None:
     """Why it cannot run, or None."""
-    return peers.unsupported(problem, "Liger", ("swiglu",))
+    return peers.layer_unsupported(problem, "Liger", ("swiglu",))
 
 
 def bind(
@@ -55,5 +58,15 @@ def bind(
         with torch.no_grad():
             total = layer.apply(x, w13, w2, topk_ids, topk_weights)
             return peers.returned(total, residual)
+
+    return run
+
+
+def layer(problem: Layer) -> Callable[..., Tensor]:
+    """The layer as a differentiable function of x, topk_ids, topk_weights, w13 and w2."""
+    function = untuned()
+
+    def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        return function.apply(x, w13, w2, topk_ids, topk_weights)
 
     return run
