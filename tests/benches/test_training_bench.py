@@ -21,7 +21,7 @@ from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.permute.layout import RowLayout
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.target import Target
-from moe_routing_kernels.training import loop_layer
+from moe_routing_kernels.training import torch_layers
 
 BENCH = BENCHES["training"]
 torch.set_num_threads(1)
@@ -369,7 +369,7 @@ def test_a_library_is_behind_our_gate(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_tuner_chose_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows keep what the attribute of the bound call says once it has run."""
     cell, inputs, _ = case()
-    made = loop_layer.layer(definition.problem(cell))
+    made = torch_layers.layer_loop(definition.problem(cell))
     bound = {"way": "torch_loop", **inputs, **definition.empty_outputs(cell, inputs)}
     assert not hasattr(step.bind(definition.problem(cell), **bound), "configuration")
 
@@ -380,7 +380,7 @@ def test_what_a_tuner_chose_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         return made(*given)
 
     tuned.configuration = lambda: "; ".join(chosen)
-    monkeypatch.setattr(loop_layer, "layer", lambda problem: tuned)
+    monkeypatch.setattr(torch_layers, "layer_loop", lambda problem: tuned)
     call = step.bind(definition.problem(cell), **bound)
     assert call.configuration() == ""
     call()

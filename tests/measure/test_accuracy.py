@@ -18,8 +18,9 @@ from moe_routing_bench.measure import accuracy
 from moe_routing_bench.store import accuracy_matrix as stored
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.experts import dequant_loop
+from moe_routing_kernels.experts import dequant
 from moe_routing_kernels.formats.weights import WEIGHTS
+from moe_routing_kernels.implementations import Entry
 
 SHAPE = {"tokens": 24, "hidden": 128, "intermediate": 64, "experts": 3, "top_k": 2}
 IN_TORCH = ("torch_loop", "dequant", "dequant_loop")
@@ -119,7 +120,7 @@ def test_wrong_and_crashing_kernels_are_rows(monkeypatch):
     bad, worse = types.ModuleType("bad"), types.ModuleType("worse")
 
     def bind(problem, **tensors):
-        call = dequant_loop.bind(problem, **tensors)
+        call = dequant.bind_loop(problem, **tensors)
 
         def run():
             call()
@@ -133,7 +134,9 @@ def test_wrong_and_crashing_kernels_are_rows(monkeypatch):
     monkeypatch.setattr(bad, "bind", bind, raising=False)
     monkeypatch.setattr(worse, "bind", crash, raising=False)
     monkeypatch.setattr(
-        type(BENCH), "load", lambda self, name: {"dequant": bad, "dequant_uncached": worse}.get(name, dequant_loop)
+        type(BENCH),
+        "load",
+        lambda self, name: {"dequant": bad, "dequant_uncached": worse}.get(name, Entry(dequant, "loop")),
     )
     monkeypatch.setattr(type(BENCH), "__getitem__", lambda self, name: types.SimpleNamespace(options={}, declares=()))
     rows = matrix("int4_g32", names=("dequant", "dequant_uncached", "dequant_loop"))

@@ -10,9 +10,9 @@ from moe_routing_bench.measure import supervisor
 pytestmark = pytest.mark.slow
 
 SAME = """from moe_routing_bench.benches.plugins import Plugin
-from moe_routing_kernels.experts import torch_loop
+from moe_routing_kernels.experts import torch_experts
 SAME = Plugin(bench="experts", name="same")
-bind = torch_loop.bind
+bind = torch_experts.bind_loop
 """
 CELL = cell_of("experts", tokens=256, hidden=256, intermediate=256, experts=8, top_k=2, dtype="fp32")
 SETTINGS = Settings(max_seconds=2.0, min_blocks=20, max_blocks=60, warmup_ms=50)

@@ -8,11 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_kernels.experts import Experts, dequant, dequant_loop, scaled_grouped_mm
+from moe_routing_kernels.experts import Experts, dequant, scaled_grouped_mm
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.formats import quantise as quantise_rows
 from moe_routing_kernels.formats.quantisation import dequantise, quantise
 from moe_routing_kernels.formats.weights import WEIGHTS, named
+from moe_routing_kernels.implementations import Entry
+
+LOOP = Entry(dequant, "loop")
 
 LOADS = {"odd": [3, 1, 7, 2], "empty_experts": [0, 5, 0, 0, 4, 0], "one_hot_expert": [0, 0, 31, 0], "one_row": [0, 1]}
 SIZES = {"whole_groups": (128, 64), "shorter_groups": (72, 40), "odd": (36, 20)}  # hidden, intermediate
@@ -62,7 +65,7 @@ def close(got: Tensor, want: Tensor, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("module", [dequant, dequant_loop], ids=["dequant", "loop"])
+@pytest.mark.parametrize("module", [dequant, LOOP], ids=["dequant", "loop"])
 def test_every_format(module, weights, dtype):
     problem, tensors, want = case(LOADS["odd"], weights, dtype)
     close(run(module, problem, tensors), want, dtype)
@@ -74,7 +77,7 @@ def test_every_format(module, weights, dtype):
 @pytest.mark.parametrize("loads", LOADS.values(), ids=list(LOADS))
 @pytest.mark.parametrize(
     ("module", "sizes", "options"),
-    [(dequant, "shorter_groups", {"cached": False}), (dequant, "whole_groups", {}), (dequant_loop, "odd", {})],
+    [(dequant, "shorter_groups", {"cached": False}), (dequant, "whole_groups", {}), (LOOP, "odd", {})],
     ids=["uncached", "cached", "loop"],
 )
 def test_loads_and_sizes(module, sizes, options, loads, weights):
@@ -91,9 +94,7 @@ def test_the_loop_takes_quantised_rows(packed):
     quantised = tensors | {"packed": rows, "scales": scales.view(form.scale_shape(*rows.shape))}
     dense = tensors | {"packed": (rows.float() * scales).bfloat16()}
     dense.pop("scales")
-    assert torch.equal(
-        run(dequant_loop, problem, quantised), run(dequant_loop, plain, dense | {"y": tensors["y"] * torch.nan})
-    )
+    assert torch.equal(run(LOOP, problem, quantised), run(LOOP, plain, dense | {"y": tensors["y"] * torch.nan}))
 
 
 def test_bound_calls_share_a_workspace_while_somebody_has_it():
@@ -161,9 +162,9 @@ def test_rows_are_quantised_as_the_table_says():
     ("module", "changes", "why"),
     [
         (dequant, {"weights": "bf16"}, "takes quantised weights, not bf16"),
-        (dequant_loop, {"weights": "fp32"}, "takes quantised weights, not fp32"),
+        (LOOP, {"weights": "fp32"}, "takes quantised weights, not fp32"),
         (dequant, {"packed": "fp8_row"}, "rows need the format of the activations, bf16, not fp8_row"),
-        (dequant_loop, {"packed": "fp16"}, "rows need the format of the activations, bf16, not fp16"),
+        (LOOP, {"packed": "fp16"}, "rows need the format of the activations, bf16, not fp16"),
         (dequant, {"intermediate": 12}, "multiples of 8"),
         (None, {"weights": "mxfp4"}, "dequantises integers and float8, not mxfp4"),
         (None, {"dtype": "fp32", "packed": "fp32"}, "takes bf16 and fp16 rows, not fp32"),

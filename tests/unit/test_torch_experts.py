@@ -5,8 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_kernels.experts import Experts, torch_bmm, torch_grouped_mm, torch_loop
+from moe_routing_kernels.experts import Experts, torch_experts
 from moe_routing_kernels.formats import FORMATS, dequantise, quantise
+from moe_routing_kernels.implementations import Entry
+
+LOOP, BMM, GROUPED_MM = (Entry(torch_experts, name) for name in ("loop", "bmm", "grouped_mm"))
 
 LOADS = {
     "odd": [3, 1, 7, 2],
@@ -59,9 +62,9 @@ def close(got: Tensor, want: Tensor, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("loads", LOADS.values(), ids=list(LOADS))
-@pytest.mark.parametrize("module", [torch_loop, torch_bmm], ids=["loop", "bmm"])
+@pytest.mark.parametrize("module", [LOOP, BMM], ids=["loop", "bmm"])
 def test_loop_and_bmm(module, loads, sizes, dtype, packed):
-    problem, tensors, want = case(loads, sizes, dtype, dtype if packed == "plain" else packed, module is torch_bmm)
+    problem, tensors, want = case(loads, sizes, dtype, dtype if packed == "plain" else packed, module is BMM)
     assert module.unsupported(problem) is None
     kept = {name: tensor.clone() for name, tensor in tensors.items() if name != "y"}
     call = module.bind(problem, **tensors)
@@ -74,7 +77,7 @@ def test_loop_and_bmm(module, loads, sizes, dtype, packed):
 def test_loop_reads_the_offsets_of_each_call():
     """Another routing in the same buffers."""
     problem, tensors, want = case([2, 5, 1], "odd", "fp32", "fp32", False)
-    call = torch_loop.bind(problem, **tensors)
+    call = LOOP.bind(problem, **tensors)
     right = tensors["offsets"].clone()
     tensors["offsets"].copy_(torch.tensor([0, 8, 8, 8]))
     call()
@@ -88,8 +91,8 @@ def test_loop_reads_the_offsets_of_each_call():
 @pytest.mark.parametrize("loads", LOADS.values(), ids=list(LOADS))
 def test_grouped_mm_returns_its_result(loads):
     problem, tensors, want = case(loads, "whole_vectors", "bf16", "bf16", False)
-    assert torch_grouped_mm.unsupported(problem) is None
-    found = torch_grouped_mm.bind(problem, **tensors)()
+    assert GROUPED_MM.unsupported(problem) is None
+    found = GROUPED_MM.bind(problem, **tensors)()
     assert list(found) == ["y"] and tensors["y"].isnan().all(), "the bound y is not written: that would be a copy"
     close(found["y"], want, "bf16")
 
@@ -97,13 +100,13 @@ def test_grouped_mm_returns_its_result(loads):
 @pytest.mark.parametrize(
     ("module", "changes", "why"),
     [
-        (torch_bmm, {"padded": False}, "padded rows"),
-        (torch_loop, {"weights": "fp32"}, "one plain format"),
-        (torch_loop, {"packed": "fp16"}, "format of the activations"),
-        (torch_bmm, {"padded": True, "weights": "fp8_row"}, "one plain format"),
-        (torch_grouped_mm, {"packed": "fp8_row"}, "bf16 rows, not fp8_row"),
-        (torch_grouped_mm, {"intermediate": 12}, "multiples of 8"),
-        (torch_grouped_mm, {"dtype": "fp32"}, "one plain format"),
+        (BMM, {"padded": False}, "padded rows"),
+        (LOOP, {"weights": "fp32"}, "one plain format"),
+        (LOOP, {"packed": "fp16"}, "format of the activations"),
+        (BMM, {"padded": True, "weights": "fp8_row"}, "one plain format"),
+        (GROUPED_MM, {"packed": "fp8_row"}, "bf16 rows, not fp8_row"),
+        (GROUPED_MM, {"intermediate": 12}, "multiples of 8"),
+        (GROUPED_MM, {"dtype": "fp32"}, "one plain format"),
     ],
 )
 def test_what_cannot_run_is_said(module, changes, why):

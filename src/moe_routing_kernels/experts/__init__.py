@@ -57,14 +57,14 @@ class Experts:
 # Ranks: what takes quantised weights, which no other takes, before what takes plain ones; then as measured. Without a rank: `torch_bmm`,
 # which pads every expert, and what dequantises in every call.
 IMPLEMENTATIONS = (
-    Candidate("torch_loop", "torch_loop", rank=15, waits=True),
-    Candidate("torch_bmm", "torch_bmm", layer={"layout": "padded"}),
-    Candidate("torch_grouped_mm", "torch_grouped_mm", rank=13),
-    Candidate("torch_gather_loop", "torch_gather_loop", rank=14, waits=True, gathers=True),
+    Candidate("torch_loop", "torch_experts:loop", rank=15, waits=True),
+    Candidate("torch_bmm", "torch_experts:bmm", layer={"layout": "padded"}),
+    Candidate("torch_grouped_mm", "torch_experts:grouped_mm", rank=13),
+    Candidate("torch_gather_loop", "torch_experts:gather_loop", rank=14, waits=True, gathers=True),
     Candidate("dequant", "dequant", rank=6, quantised="weights"),
     Candidate("dequant_uncached", "dequant", options={"cached": False}, quantised="weights"),
     # On a CPU waiting costs nothing, and only experts that have rows are dequantised.
-    Candidate("dequant_loop", "dequant_loop", rank=5, waits=True, quantised="weights"),
+    Candidate("dequant_loop", "dequant:loop", rank=5, waits=True, quantised="weights"),
     Candidate(
         "dequant_cute",
         "dequant_cute",
@@ -82,9 +82,9 @@ IMPLEMENTATIONS = (
         quantised="rows",
     ),
     Candidate("triton", "triton_experts", requires=("gpu", "triton"), rank=11),
-    Candidate("triton_gather", "triton_gather", requires=("gpu", "triton"), rank=10, gathers=True),
+    Candidate("triton_gather", "triton_experts:gather", requires=("gpu", "triton"), rank=10, gathers=True),
     Candidate("cute", "cute_experts", requires=("nvidia", "cutlass"), rank=7),
-    Candidate("cute_gather", "cute_gather", requires=("nvidia", "cutlass"), rank=8, gathers=True),
+    Candidate("cute_gather", "cute_experts:gather", requires=("nvidia", "cutlass"), rank=8, gathers=True),
     Candidate("cute_training", "cute_training", requires=("nvidia", "cutlass"), rank=1, trains=True),
     Candidate("cute_quantised", "cute_quantised", requires=("nvidia", "cutlass"), rank=1, quantised="weights"),
     Candidate(

@@ -1,4 +1,4 @@
-"""Experts with quantised weights in plain torch: all weights are dequantised into a workspace, which `torch_grouped_mm` multiplies with.
+"""Experts with quantised weights in plain torch: all weights are dequantised into a workspace, which `torch_experts:grouped_mm` multiplies with.
 
 The workspace, 2 bytes per weight in 16 bits, is allocated once for all bound calls, as one workspace would serve all layers of a model,
 or in each call (`cached=False`). Experts without rows are dequantised, too: the host does not know which experts have rows. In bf16
@@ -6,8 +6,11 @@ nothing waits for the host; torch multiplies fp16 and fp32 expert by expert, and
 
 What other implementations make of quantised weights is kept here as well: repacked weights, made `once` for all calls that are bound with
 them and never timed, as models repack when they load.
+
+`loop`: one after the other, an expert that has rows is dequantised, then multiplied with. The baseline of AutoRound's ARK (its pull request 1813).
 """
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from moe_routing_kernels.experts import Experts, torch_grouped_mm
-from moe_routing_kernels.experts.common import not_quantised, other_activations, unaligned
+from moe_routing_kernels.experts import Experts, torch_experts
+from moe_routing_kernels.experts.common import feed_forward, not_quantised, other_activations, plain_rows, unaligned
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.formats.quantisation import dequantise
 from moe_routing_kernels.formats.weights import named
@@ -58,7 +61,7 @@ def bind(
         dense = kept or tuple(torch.empty(**spec) for spec in workspace_specs(problem, problem.experts, packed.device))
         fill(problem, weights, dense)
         up, down = dense
-        return torch_grouped_mm.bind(plain, packed=packed, offsets=offsets, w13=up, w2=down, b13=b13, b2=b2)()
+        return torch_experts.bind_grouped_mm(plain, packed=packed, offsets=offsets, w13=up, w2=down, b13=b13, b2=b2)()
 
     return run
 
@@ -118,3 +121,42 @@ def once(weights: Parts, purpose: Hashable, make: Callable[[], T]) -> T:
         known.clear()
         known[key] = make()
     return known[key]
+
+
+def unsupported_loop(problem: Experts) -> str | None:
+    """Why this problem cannot run, or None."""
+    return not_quantised(problem) or (None if problem.packed_format.quantised else other_activations(problem))
+
+
+def bind_loop(
+    problem: Experts,
+    *,
+    packed: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
+    scales: Tensor | None = None,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+    **quantisation: Tensor,
+) -> Callable[[], None]:
+    """Bind packed (R, H) and its scales, offsets (E + 1,) int32, the elements w13 and w2, their `quantisation` parts by name, and biases; the
+    call writes y (R, H).
+
+    The call reads the offsets on the host: its true cost is the wall time, and a CUDA graph cannot hold it.
+    """
+    weights = parts(w13, w2, quantisation)
+    up, down = kept_workspace(problem, 1, packed.device)
+
+    def run() -> None:
+        for e, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
+            if end > first:
+                expert = slice(e, e + 1)
+                w13_parts, w2_parts = ({name: part[expert] for name, part in parts.items()} for parts in weights)
+                fill(problem, (w13_parts, w2_parts), (up, down))
+                rows = plain_rows(problem, packed[first:end], None if scales is None else scales[first:end])
+                biases = (None if bias is None else bias[expert] for bias in (b13, b2))
+                feed_forward(problem.activation, rows, 0, up, down, *biases, out=y[first:end])
+
+    return run

@@ -4,7 +4,7 @@ Strategy: a program computes a tile of an expert's rows and some columns. It fin
 so nothing is read on the host and no row is padded: the grid is as large as any routing can need, and programs without a tile
 end at once. Tiles that run at the same time share rows and weights in the L2 cache. The first GEMM has a gate and an up
 accumulator, and writes the activated result, rounded once. Rows may be gathered
-through `order` as they are loaded (`triton_gather`), so that no packed copy is needed. With few rows per expert, tiles are
+through `order` as they are loaded (`gather`), so that no packed copy is needed. With few rows per expert, tiles are
 low and steps along the inner dimension long: then the weights' bytes set the time.
 
 FLOPs: 6 R H I for R rows; floor at Qwen3-30B-A3B, T=16384 (R=131072, H=2048, I=768): 1.24 TFLOP, 1.6 ms at 780 TFLOP/s and
@@ -12,6 +12,9 @@ FLOPs: 6 R H I for R rows; floor at Qwen3-30B-A3B, T=16384 (R=131072, H=2048, I=
 (E=128) 1.2 GB, 0.28 ms at 4.25 TB/s.
 
 Invariant: a row is written by the programs of its own expert alone; rows of no expert are neither read nor written.
+
+`gather` is pack and experts fused: the first GEMM gathers token rows as it loads them; no packed copy is written or read. It saves 2 R H elements of traffic, at T=16384, k=8, H=2048 in bf16 1.07 GB, 0.25 ms at 4.25 TB/s; each column tile gathers its
+rows anew, mostly from the L2 cache.
 """
 
 import functools
@@ -26,6 +29,7 @@ from torch import Tensor
 from moe_routing_kernels.activations import Activation, activation_of
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import mixed_formats
+from moe_routing_kernels.layer import Layer
 
 GROUP = 8  # rows of tiles that share weights: 1024 rows of an expert
 MOST_STAGES = 4
@@ -254,3 +258,25 @@ def _shared_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return LEAST_SHARED
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+
+
+def unsupported_gather(problem: Layer) -> str | None:
+    """Why it cannot run, or None."""
+    return problem.repacked or unsupported(problem.experts)
+
+
+def bind_gather(
+    problem: Layer,
+    *,
+    x: Tensor,
+    order: Tensor,
+    inverse: Tensor,
+    offsets: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    y: Tensor,
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+) -> Callable[[], None]:
+    """Bind x (T, H), order (R,) int32, offsets (E + 1,) int32, w13 (E, N, H), w2 (E, H, I), biases -> y (R, H)."""
+    return launcher(problem.experts, x, order, problem.layout.top_k, offsets, (w13, w2), (b13, b2), y)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_kernels.combine import Combine, cute_combine
-from moe_routing_kernels.experts import cute_experts, cute_gather
+from moe_routing_kernels.experts import cute_experts
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.permute import cute_permute
 from moe_routing_kernels.target import Target
@@ -27,7 +27,7 @@ def unsupported(problem: Layer, target: Target | None = None) -> str | None:
     """Why it cannot run on a target (None: on any), or None."""
     if problem.layout.rows > cute_experts.OVERLAP_ROWS:
         return f"is for at most {cute_experts.OVERLAP_ROWS} rows, with which kernels may overlap"
-    return cute_permute.unsupported(problem.layout.problem) or cute_gather.unsupported(problem, target)
+    return cute_permute.unsupported(problem.layout.problem) or cute_experts.unsupported_gather(problem, target)
 
 
 def precompile(problem: Layer, arch: str) -> None:

@@ -14,7 +14,7 @@ from torch.nn.functional import grouped_mm
 
 from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.combine import Combine
-from moe_routing_kernels.experts import Experts, torch_grouped_mm
+from moe_routing_kernels.experts import Experts, torch_experts
 from moe_routing_kernels.experts.common import activate, experts_of_rows
 from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.layer import Layer
@@ -233,7 +233,9 @@ def experts_backward(
         given = (ready(grad), None if rows is None else ready(rows), ready(offsets), ready(w13), ready(w2), preact)
         return *cute_training.backward(problem, *given, wanted=(*wanted[:3], False))[:3], None, None
     rows = grad if rows is None else rows  # of which there are none
-    in_groups = backends.target(grad.device).capability[0] in _GROUPED and torch_grouped_mm.unsupported(problem) is None
+    in_groups = (
+        backends.target(grad.device).capability[0] in _GROUPED and torch_experts.unsupported_grouped_mm(problem) is None
+    )
     if not (in_groups and grad.numel() and any(wanted)):
         return blocks.experts_backward(grad, rows, offsets, w13, w2, activation, b13, b2, wanted)
     return _grouped_backward(ready(grad), ready(rows), ready(offsets), ready(w13), ready(w2), activation, b13, wanted)

@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import cpasync
 
 from moe_routing_kernels.cute import VECTOR_BYTES, WARP
 from moe_routing_kernels.cute.compilation import DTYPES
-from moe_routing_kernels.pack.cute_tokens import token_groups
+from moe_routing_kernels.cute.rows import token_groups
 
 PIECE_BYTES = 5760  # at most: pieces of 6144 are slower again, so that a row of 12288 takes three of 4096 (H200)
 LEAST_BYTES = 1024  # of a piece of a longer row

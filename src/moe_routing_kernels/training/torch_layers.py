@@ -1,6 +1,7 @@
-"""A layer in plain torch: sort, gather, two grouped GEMMs, weighted sum; nothing is read on the host.
+"""A layer in plain torch: sort, gather, GEMMs of experts, weighted sum.
 
-`pack` and `combine` are those of `loop_layer`, too. Autograd differentiates all of it.
+`loop`: expert after expert; rows are counted on the host, so a CUDA graph cannot hold it. `grouped_mm`: two grouped GEMMs; nothing is read on
+the host. `pack` and `combine` are those of both. Autograd differentiates all of it.
 """
 
 from collections.abc import Callable
@@ -10,10 +11,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_kernels.experts import torch_grouped_mm
+from moe_routing_kernels.experts import torch_experts
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.permute import torch_permute
+
+
+def unsupported_loop(problem: Layer) -> str | None:
+    """Nothing: torch multiplies rows of every format."""
+    return None
+
+
+def layer_loop(problem: Layer) -> Callable[..., Tensor]:
+    """The layer as a differentiable function of x, topk_ids, topk_weights, w13 and w2."""
+
+    def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+        packed = pack(problem, x, topk_ids)
+        sizes = packed.counts.tolist()
+        expert_rows = packed.rows[: sum(sizes)].split(sizes)
+        y = [activate(problem.activation, x @ up.T) @ down.T for x, up, down in zip(expert_rows, w13, w2, strict=True)]
+        return combine(torch.cat(y), packed.inverse, topk_weights)
+
+    return run
 
 
 class Packed(NamedTuple):
@@ -40,12 +59,12 @@ def combine(y: Tensor, inverse: Tensor, weights: Tensor) -> Tensor:
     return (rows * torch.where(inverse < 0, 0.0, weights).unsqueeze(-1)).sum(1).to(y.dtype)
 
 
-def unsupported(problem: Layer) -> str | None:
+def unsupported_grouped_mm(problem: Layer) -> str | None:
     """Why this problem cannot run, or None."""
-    return torch_grouped_mm.unsupported(problem.experts)
+    return torch_experts.unsupported_grouped_mm(problem.experts)
 
 
-def layer(problem: Layer) -> Callable[..., Tensor]:
+def layer_grouped_mm(problem: Layer) -> Callable[..., Tensor]:
     """The layer as a differentiable function of x, topk_ids, topk_weights, w13 and w2."""
 
     def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
