@@ -76,7 +76,7 @@ def cells() -> str:
             *(
                 path
                 for path in sorted(Path("config").glob("*.yaml"))
-                if path.name not in ("models.yaml", "claims.yaml")
+                if path.name not in ("models.yaml", "claims.yaml", "texts.yaml")
             ),
             *sorted(Path("config/seeds").glob("*.yaml")),
         ]

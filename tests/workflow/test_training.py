@@ -171,7 +171,7 @@ def test_a_command_on_the_server_ends_with_its_caller(project: Project, tmp_path
 
 
 @pytest.mark.slow
-def test_every_study_runs_at_a_tiny_size(project: Project) -> None:
+def test_every_study_runs_at_a_tiny_size(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first model of the first and the last entry of each, on bytes of the standard library; two rates of pilots."""
     tiny = {"dim": 16, "heads": 2, "layers": 1, "sequence": 16, "batch": 2, "steps": 2, "warmup": 1, "eval_every": 2}
     tiny |= {"corpora": {"stdlib": 2000}, "vocabulary": 256, "validation_tokens": 100, "trace_tokens": 16}
@@ -189,3 +189,7 @@ def test_every_study_runs_at_a_tiny_size(project: Project) -> None:
     assert {row["label"] for row in rows} == {entry["label"] for entry in entries}
     assert all(row["bits_per_byte"] > 0 and row["engine"] == "eager" for row in rows)
     assert {row["label"] for row in rows if row["pilot_losses"]} == {"a1_xs", "a1_s"}
+    packaged = BASE | {"label": "packaged", "corpora": {"packages": "all"}, "vocabulary": 512}
+    project.configure(GRID, quality=[packaged])
+    monkeypatch.setenv("MOE_ROUTING_BENCH_CORPORA", str(project.folder / "nothing"))
+    assert project.jobs(TARGETS[0]) == {"prepare_texts": 1, "train": 1, "collect_quality": 1}

@@ -22,10 +22,11 @@ from moe_routing_bench.packages import KERNELS, PACKAGE
 from moe_routing_bench.config import load as bench_config
 from moe_routing_kernels.errors import UserError, writing
 from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.grid.run_spec import PACKAGES
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality import plan
 from moe_routing_kernels import files
-from moe_routing_bench.quality import code
+from moe_routing_bench.quality import code, texts
 from moe_routing_bench.store import paths, platforms, project_files
 from moe_routing_bench.store.project_files import installed, name_commit, own_or_shipped, shipped
 
@@ -64,6 +65,7 @@ except UserError as error:
 PLATFORM = paths.folder(ASKED_PLATFORM, SETTINGS.get("run"))
 THREADS = Settings(**SETTINGS["measure"]).cpu_threads
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
+PACKAGES_MANIFEST = str(texts.folder() / PACKAGES / "manifest.json")
 
 
 def without_specs(record):
@@ -214,6 +216,11 @@ def accuracy_of(wildcards):
 def pilots_of(wildcards):
     """The runs by which a run's learning rate is chosen."""
     return [str(paths.run_file(wildcards.platform, name)) for name in TRAINING.runs[wildcards.run].pilots]
+
+
+def texts_of(wildcards):
+    """The manifest of the text of packages, for a run that reads it; its time does not matter, as rows hold the hash of their text."""
+    return [ancient(PACKAGES_MANIFEST)] if PACKAGES in TRAINING.runs[wildcards.run].corpora else []
 
 
 def perft_pilots_of(wildcards):

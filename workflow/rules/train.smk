@@ -1,10 +1,28 @@
-"""One job a training run, pilots of the learning rate first; then times with the GPU alone; then all rows in one file."""
+"""The text of packages, if a run reads it; one job a training run, pilots of the learning rate first; then times with the GPU alone; then all rows in one file."""
+
+
+rule prepare_texts:
+    output:
+        PACKAGES_MANIFEST,
+    log:
+        f"results/{PLATFORM}/logs/prepare_texts.log",
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        client=project_files.source("measure/client.py"),
+        vocabulary=max((run.vocabulary for run in TRAINING.runs.values()), default=256),
+    message:
+        "fetch and clean the text of packages"
+    shell:
+        "python -I -S {params.client:q} --running --module moe_routing_bench.cli prepare-texts --vocabulary {params.vocabulary} >{log:q} 2>&1"
 
 
 rule train:
     input:
         code=kept(paths.code(PLATFORM, "quality")),
         pilots=pilots_of,
+        texts=texts_of,
     output:
         "results/{platform}/runs/{run}.parquet",
     log:

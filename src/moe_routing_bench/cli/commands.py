@@ -55,6 +55,7 @@ SECTIONS = {
     "Steps of the workflow, which runs them itself": {
         "measure-again": "measure_again.measure_again",
         "collect": "collect.collect",
+        "prepare-texts": "train.prepare_texts",
         "train": "train.train",
         "time-training": "train.time_training",
         "adapt": "train.adapt",

@@ -1,4 +1,4 @@
-"""The commands that train a run, time its steps and adapt it. Without torch until one of them needs it."""
+"""The commands that prepare text, train a run, time its steps and adapt it. Without torch until one of them needs it."""
 
 import dataclasses
 import importlib
@@ -9,12 +9,12 @@ import typer
 import yaml
 
 from moe_routing_bench.cli import options
-from moe_routing_bench.config.load import parse_yaml
-from moe_routing_bench.grid.run_spec import DENSE, VARIANTS, Adaptation, Run
+from moe_routing_bench.config.load import parse_yaml, read_mapping
+from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, VARIANTS, Adaptation, Run
 from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import gpus
 from moe_routing_bench.quality import adaptation_rows, run_rows
-from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.store import paths, platforms, project_files
 from moe_routing_kernels.errors import UserError, bad, pick
 
 Sets = Annotated[
@@ -128,6 +128,31 @@ def adapt(
         _torch(threads)
         _module("adapt").adapt(adaptation, base, out, _device(), chosen, known)
     print(f"wrote {out}")
+
+
+def prepare_texts(
+    packages: Annotated[
+        Path | None, typer.Option("--list", metavar="<path>", help="List of packages [default: config/texts.yaml]")
+    ] = None,
+    vocabulary: Annotated[
+        int, typer.Option(metavar="<int>", help="Tokens of byte pairs; 256 are the bytes", min=256, max=2**16)
+    ] = 8192,
+    share: Annotated[float, typer.Option(help="Share of each domain for validation")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Seed by which documents are drawn for validation")] = 17,
+) -> None:
+    """Fetch, clean and encode the text of packages, for the corpus `packages` of training runs.
+
+    Archives and text are kept in the user's cache, or below $MOE_ROUTING_BENCH_CORPORA.
+    """
+    if not 0 < share < 1:
+        raise bad("--share", share, "a number above 0 and below 1")
+    path = packages or project_files.own_or_shipped(Path("config/texts.yaml"))
+    texts = _module("texts")
+    listed = _module("packages").listed(read_mapping(path))
+    folder = texts.folder() / PACKAGES
+    for line in _module("preparation").prepare(listed, texts.folder() / "archives", folder, share, seed, vocabulary):
+        print(line)
+    print(f"wrote {folder}")
 
 
 def _device() -> str:

@@ -18,15 +18,18 @@ from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
 
 
 @torch.no_grad()
-def loss_of(model: TinyLM, windows: Windows, batch: int) -> tuple[float, list[Loads]]:
-    """The mean loss over all windows in nats per token, and the loads of each router, layer by layer."""
+def loss_of(model: TinyLM, windows: Windows, batch: int, mixed: bool = True) -> tuple[float, list[Loads]]:
+    """The mean loss over all windows in nats per token, and the loads of each router, layer by layer.
+
+    Batches are of all domains, or, where they are not `mixed`, of one domain each.
+    """
     device = windows.tokens.device.type
     classes = byte_classes().to(windows.tokens.device)[windows.first_bytes]
     domains = int(windows.domains.max()) + 1
     loads = [Loads.empty(domains, layer.count, device) for layer in model.layers for _ in layer.routers]
     total = torch.zeros((), dtype=torch.float64, device=windows.tokens.device)
     with evaluating(model):
-        for numbers in windows.mixed(batch):
+        for numbers in windows.mixed(batch) if mixed else windows.by_domain(batch):
             inputs, targets = windows.take(numbers)
             with autocast(device):
                 logits = model(inputs)
@@ -171,14 +174,19 @@ FORMATS = (
 CAPACITIES = (1.0, 1.25, 1.5, 2.0)
 
 
-def altered_fields(model: TinyLM, windows: Windows, batch: int) -> dict[str, dict[str, float] | None]:
+def altered_fields(model: TinyLM, windows: Windows, batch: int) -> dict[str, dict[str, float] | float | None]:
     """Row fields: bits per byte by format of the experts' weights, without a capacity, and by capacity factor; None for a dense model.
+
+    `bits_of_one_domain` is with the model's own capacity, if it has one, and batches of one domain each: what a server with
+    such a load would lose, and no figure to compare rules by.
 
     Each is a pass over all windows. The model is afterwards what it was.
     """
     if not model.layers:
-        return {"bits_by_format": None, "bits_by_capacity": None}
-    by_format, by_capacity = {}, {}
+        return {"bits_by_format": None, "bits_by_capacity": None, "bits_of_one_domain": None}
+    by_format, by_capacity, of_one = {}, {}, None
+    if any(layer.capacity_factor is not None for layer in model.layers):
+        of_one = bits(loss_of(model, windows, batch, mixed=False)[0], windows)
     for name in FORMATS:
         with with_capacity(model, None), quantised(model, WEIGHTS[name]) as whole:
             if whole:
@@ -186,7 +194,7 @@ def altered_fields(model: TinyLM, windows: Windows, batch: int) -> dict[str, dic
     for factor in CAPACITIES:
         with with_capacity(model, factor):
             by_capacity[f"{factor:g}"] = bits(loss_of(model, windows, batch)[0], windows)
-    return {"bits_by_format": by_format, "bits_by_capacity": by_capacity}
+    return {"bits_by_format": by_format, "bits_by_capacity": by_capacity, "bits_of_one_domain": of_one}
 
 
 @contextlib.contextmanager

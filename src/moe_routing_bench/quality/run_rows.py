@@ -48,7 +48,16 @@ PROVENANCE: dict[str, pa.DataType] = {
     "slurm_job_id": _S,
 }
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
-LATER = ("host", "slurm_job_id", "bits_by_format", "bits_by_capacity", "engine", "vocabulary", "shared_hidden")
+LATER = (
+    "host",
+    "slurm_job_id",
+    "bits_by_format",
+    "bits_by_capacity",
+    "engine",
+    "vocabulary",
+    "shared_hidden",
+    "bits_of_one_domain",
+)
 COLUMNS: dict[str, pa.DataType] = {
     # identity
     "schema_version": pa.int32(),
@@ -122,6 +131,8 @@ COLUMNS: dict[str, pa.DataType] = {
     "engine": _S,
     "vocabulary": _I,
     "shared_hidden": _I,
+    # with the capacity of training, and validation batches of one domain each
+    "bits_of_one_domain": _F,
 }
 SCHEMA = pa.schema(list(COLUMNS.items()))
 _SPEC = b"moe_routing_bench.run"

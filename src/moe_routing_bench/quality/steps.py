@@ -75,7 +75,13 @@ class Windows:
 
         In the order of the texts a batch would be of one domain, and what rules drop or see of a batch would be of that.
         """
-        order = np.random.default_rng(0).permutation(len(self))
+        return self._cut(np.random.default_rng(0).permutation(len(self)), batch)
+
+    def by_domain(self, batch: int) -> Iterator[np.ndarray]:
+        """All windows once, in the order of the texts: a batch is of one domain, or of two that follow one another."""
+        return self._cut(np.arange(len(self)), batch)
+
+    def _cut(self, order: np.ndarray, batch: int) -> Iterator[np.ndarray]:
         for first in range(0, len(self), batch):
             yield order[first : first + batch]
 
