@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.comparison import slow_noise, verdicts
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.intervals import half_width, paired_ratio, time_interval, turn_medians
 from moe_routing_bench.measure.sampling import TURNS
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.peers.libraries import Library
+from moe_routing_bench.peers.loading import Library
 from moe_routing_kernels.implementations import load
 
 # In fp16: Triton 3.7's interpreter multiplies the bits of bf16 numbers

@@ -14,8 +14,7 @@ from moe_routing_bench import api
 from moe_routing_bench.benches.ranks import of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Cell, Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Cell, Job, Settings
 from moe_routing_bench.measure import gpus, processes, supervisor
 from moe_routing_bench.measure.candidate import Failure
 from moe_routing_bench.measure.rank_group import RankGroup

@@ -14,7 +14,7 @@ from torch import Tensor
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.peers import sglang_triton, vllm_triton
-from moe_routing_bench.peers.partial import file_of
+from moe_routing_bench.peers.loading import file_of
 from moe_routing_kernels.experts.common import activate
 
 PACKAGES = {"vllm": vllm_triton, "sglang": sglang_triton}

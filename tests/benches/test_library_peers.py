@@ -7,7 +7,7 @@ from library_operators import OPERATORS
 from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.peers.libraries import SGLANG, VLLM, Library
+from moe_routing_bench.peers.loading import SGLANG, VLLM, Library
 from moe_routing_kernels.routers import ROUTERS
 
 SIZES = {"tokens": 37, "hidden": 32, "intermediate": 16, "experts": 16, "top_k": 3}

@@ -15,8 +15,7 @@ from moe_routing_bench.benches.model.architectures import ARCHITECTURES, CONTEXT
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import paths, records
 from moe_routing_kernels.errors import UserError

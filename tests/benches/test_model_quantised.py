@@ -13,6 +13,7 @@ from moe_routing_bench.benches.model import definition, library, step
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_kernels.experts import dequant
+from moe_routing_kernels.implementations import module_of
 from moe_routing_kernels.target import Target
 
 BENCH = BENCHES["model"]
@@ -100,7 +101,7 @@ def test_every_family_takes_them(name: str) -> None:
 def test_planted_faults() -> None:
     """Another layer's weights, and scales of other rows, in the second layer with experts."""
     cell, inputs, expected = case(weights="int2_g128")
-    others = {f"{name}.1": one for name, one in step.quantised.of_layer(inputs, 0).items()}
+    others = {f"{name}.1": one for name, one in step.of_layer(inputs, 0).items()}
     scales = {"w2_scales.1": inputs["w2_scales.1"].roll(1, 1)}
     for wrong in (others, scales):
         own = run("dequant", cell, inputs | wrong)
@@ -152,7 +153,7 @@ def test_the_workspace_is_kept_between_calls() -> None:
 def test_an_edit_of_what_multiplies_makes_rows_stale() -> None:
     """The kernels are found by name, so the table names what a measurement depends on."""
     names = {Path(path).stem for path in BENCH.code_files()}
-    assert {BENCHES["experts"][form].module for form in FORMS} <= names
+    assert {module_of(BENCHES["experts"][form].module) for form in FORMS} <= names
     assert {BENCH[form].requires for form in HERE} == {()} and BENCH["cute_quantised"].requires == ("nvidia", "cutlass")
 
 

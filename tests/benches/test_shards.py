@@ -8,8 +8,7 @@ import torch
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.workload.draw import again
 from moe_routing_bench.workload.rows import row_layout, row_map

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from moe_routing_bench import parquet_sizes
-from moe_routing_bench.store import parquet, unpacking
+from moe_routing_bench.store import parquet
 
 READ = """
 import resource, sys
@@ -101,7 +101,7 @@ def test_texts_that_are_repeated_and_small_are_read(tmp_path: Path, monkeypatch:
     path = tmp_path / "rows.parquet"
     table = pa.table({"a": ["x" * 9, None, "yy"] * 50, "n": range(150), "l": [["x"]] * 150})
     parquet.write_table(path, table)
-    monkeypatch.setattr(unpacking.guarded, "MOST_TABLE", 20_000)
+    monkeypatch.setattr(parquet.guarded, "MOST_TABLE", 20_000)
     with path.open("rb") as file:
         assert parquet_sizes.check(file, 20_000) == (["a", "l.list.element"], 450)
     assert parquet.read_table(path).equals(table)
@@ -112,7 +112,7 @@ def test_the_digest_is_that_of_all_rows_at_once(monkeypatch: pytest.MonkeyPatch)
     table = pa.table({"b": [[1, 2], None, [3]] * 700, "a": ["x", "é", None] * 700})
     whole = parquet.digest(table)
     assert whole == parquet.digest(pa.concat_tables([table.slice(0, 7), table.slice(7)]))
-    monkeypatch.setattr(unpacking, "_MOST_BYTES", 100)
+    monkeypatch.setattr(parquet, "_MOST_BYTES", 100)
     assert whole == parquet.digest(table)
     assert parquet.digest(table.slice(0, 0)) == parquet.digest(pa.table({"a": pa.array([], pa.int8())}))
     with pytest.raises(OSError, match="bytes in a row"):

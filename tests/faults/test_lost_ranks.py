@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import processes, supervisor
 
 pytestmark = pytest.mark.slow

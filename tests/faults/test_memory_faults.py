@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import faults, memory_kills, supervisor
 from moe_routing_bench.measure.memory_kills import MemoryKills
 from moe_routing_bench.store import cell_files, platforms

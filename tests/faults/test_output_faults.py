@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import completion, supervisor
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import UserError

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from moe_routing_bench.cli import prune, report
+from moe_routing_bench.cli import report, status
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.quality import run_rows
 from moe_routing_bench.store import accuracy_matrix, cell_files, paths, records, rows
 from moe_routing_bench.store.parquet import write_table
@@ -188,11 +187,11 @@ def test_a_newer_cell_is_named_and_kept(monkeypatch, tmp_path: Path) -> None:
         names_newer(str(error.value), path, rows.SCHEMA_VERSION)
     names_newer(str(progress.of_cells({path: JOB})).splitlines()[1], path, rows.SCHEMA_VERSION)
     assert cell_files.refused({path: JOB, damaged: other}, "cpu") == ([damaged], [path])
-    monkeypatch.setattr(prune, "jobs_of", lambda config: [JOB])
-    monkeypatch.setattr(prune, "config_or_last", lambda *given: ({}, "cpu", "a config"))
+    monkeypatch.setattr(status, "jobs_of", lambda config: [JOB])
+    monkeypatch.setattr(status, "config_or_last", lambda *given: ({}, "cpu", "a config"))
     before, printed = path.read_bytes(), io.StringIO()
     with contextlib.redirect_stdout(printed):
-        prune.prune(refused=True, remove=True)
+        status.prune(refused=True, remove=True)
     assert path.read_bytes() == before and str(path) in printed.getvalue()
     assert not paths.trash("cpu").exists()
 

@@ -9,8 +9,7 @@ import torch
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.checks import Cost
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import memory, token_rows
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.workload.draw import again

@@ -9,8 +9,7 @@ import torch
 
 from moe_routing_bench.comparison import verdicts
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import worker
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

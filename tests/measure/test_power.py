@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.measure import outcome, provenance, sampling
 from moe_routing_bench.measure.candidate import Candidate, Failure
 

@@ -13,8 +13,7 @@ from typer.testing import CliRunner
 from moe_routing_bench.benches.bench import Bench
 from moe_routing_bench.cli.main import app
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import profiling
 from moe_routing_bench.store import platforms
 

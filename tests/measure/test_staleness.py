@@ -10,8 +10,7 @@ import pytest
 import forks
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.packages import PACKAGES, fingerprint
 from moe_routing_kernels.implementations import OPERATIONS, module_of, ranked
 

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import completion, gpus, processes, provenance, running_time, server, supervisor, worker
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import UserError

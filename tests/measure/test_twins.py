@@ -7,8 +7,7 @@ import pytest
 pytest.importorskip("torch")
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of, expand
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import supervisor
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.pack import torch_pack

@@ -10,8 +10,7 @@ import torch
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.host_timer import HostTimer

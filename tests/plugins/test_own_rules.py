@@ -8,8 +8,7 @@ import pytest
 from example_package import bench
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_kernels import routers
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.gate import Gate

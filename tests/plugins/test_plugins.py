@@ -13,8 +13,7 @@ from moe_routing_bench.benches.bench import Peer
 from moe_routing_bench.benches.registry import benches_of
 from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import UserError
 

@@ -15,7 +15,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import expand, sections
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.packages import PACKAGES
 from moe_routing_bench.store import rows
 from moe_routing_bench.workload.rows import row_layout

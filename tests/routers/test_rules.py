@@ -9,7 +9,7 @@ import torch
 from router_properties import BATCH, DIM, EXPERTS, SEQUENCE, VOCABULARY, data, make, run
 from scipy.optimize import linear_sum_assignment
 
-from moe_routing_kernels.routers import losses, networks
+from moe_routing_kernels.routers import learned, losses
 from moe_routing_kernels.routers.learned import build
 from moe_routing_kernels.routers.rules.balanced import balanced_assignment, log_plan
 from moe_routing_kernels.routers.rules.selection_bias import balancing_bias
@@ -401,7 +401,7 @@ def test_hash_by_position_sees_the_position_alone():
     [("linear", 96 * 8), ("mlp", 96 * 64 + 64 + 64 * 8), ("mlp_hadamard", 2 * 96 * 64 + 64 + 96 + 96 * 8)],
 )
 def test_networks_have_the_predecessors_shapes(network, count):
-    one = networks.build(network, 96, 8)
+    one = learned.build_network(network, 96, 8)
     assert sum(p.numel() for p in one.parameters()) == count
     assert one(torch.randn(2, 3, 96)).shape == (2, 3, 8)
 
@@ -410,7 +410,7 @@ def test_networks_have_the_predecessors_shapes(network, count):
 @pytest.mark.parametrize("network", ["mlp", "mlp_hadamard"])
 def test_networks_with_a_hidden_layer_follow_their_formulas(network, dim, hidden):
     """GELU in between; the one gives the logits, the other a gate over the features of x. The last layer starts small."""
-    one, x = networks.build(network, dim, 400), torch.randn(5, dim)
+    one, x = learned.build_network(network, dim, 400), torch.randn(5, dim)
     weight, bias, *back, last = one.parameters()
     middle = torch.nn.functional.gelu(x @ weight.T + bias)
     assert middle.shape == (5, hidden) and last.std().item() == pytest.approx(0.02, rel=0.05)

@@ -16,8 +16,7 @@ from pathlib import Path
 import yaml
 
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import client
 from moe_routing_bench.store import records
 

@@ -5,7 +5,7 @@ from statistics import median
 import pytest
 import torch
 
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.measure import timers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

@@ -14,8 +14,7 @@ import pytest
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 
 PACKAGE = Path(__file__).parents[2] / "src/moe_routing_bench"
 LINE = '    Axis("rotation", int, "quarters by which rows are turned", "workload", prefix="rot", default=0, least=0, most=3),\n'
@@ -31,8 +30,7 @@ import yaml
 from moe_routing_bench.cli.measure import measure
 from moe_routing_bench.config import axes, sections
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.store import records
 
 cells = {name: cell_of(name, **values) for name, values in json.loads(sys.argv[1]).items()}

@@ -10,8 +10,8 @@ from moe_routing_bench.config import load as config
 from moe_routing_bench.config import presets, sections
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import expand
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.grid.run_spec import Adaptation, Run
-from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.store import paths, project_files
 from moe_routing_bench.study import request
 from moe_routing_bench.study.request import jobs_of

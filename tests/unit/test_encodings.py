@@ -14,8 +14,7 @@ import moe_routing_bench
 from moe_routing_bench import streams
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.store import records
 from project import SMALL
 

@@ -10,11 +10,10 @@ import pandas as pd
 import pytest
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.cli import estimates, machine
+from moe_routing_bench.cli import doctor, estimates
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import axes, by_hand
-from moe_routing_bench.grid.cell import Cell, Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Cell, Job, Settings
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.store import platforms, records
 from moe_routing_kernels.errors import UserError
@@ -129,9 +128,9 @@ def test_a_cpu_is_as_fast_as_its_instructions(monkeypatch, tmp_path, dtype, flag
     """A format that a CPU has no instruction for is computed slowly; more threads are faster."""
     source = tmp_path / "cpuinfo"
     source.write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\nbugs\t: x\nflags\t\t: other\n")
-    found = machine.cpu_flags(source)
-    assert found == {"fpu", *flags.split()} and not machine.cpu_flags(tmp_path / "none")
-    monkeypatch.setattr(machine, "cpu_flags", lambda: found)
+    found = doctor.cpu_flags(source)
+    assert found == {"fpu", *flags.split()} and not doctor.cpu_flags(tmp_path / "none")
+    monkeypatch.setattr(doctor, "cpu_flags", lambda: found)
     rates = estimates._cpu(dtype, 1)
     assert (rates.flops >= 25e9) == faster and estimates._cpu(dtype, 4).flops == 4 * rates.flops
 
@@ -139,15 +138,15 @@ def test_a_cpu_is_as_fast_as_its_instructions(monkeypatch, tmp_path, dtype, flag
 def test_the_memory_of_a_control_group_counts(monkeypatch) -> None:
     """Of the machine and the group the less; a group without a limit says so in a word."""
     numbers = {"memory.max": 5_000, "memory.current": 1_000}
-    monkeypatch.setattr(machine, "_number", lambda path: numbers.get(path.name))
-    monkeypatch.setattr(machine, "_numbers", lambda _: {"MemAvailable:": 9})
-    assert machine.available(platforms.CPU) == 4_000
+    monkeypatch.setattr(doctor, "_number", lambda path: numbers.get(path.name))
+    monkeypatch.setattr(doctor, "_numbers", lambda _: {"MemAvailable:": 9})
+    assert doctor.available(platforms.CPU) == 4_000
     numbers["memory.max"] = None
-    assert machine.available(platforms.CPU) == 9 * 1024
-    monkeypatch.setattr(machine, "_numbers", lambda _: {})
-    assert machine.available(platforms.CPU) == math.inf
+    assert doctor.available(platforms.CPU) == 9 * 1024
+    monkeypatch.setattr(doctor, "_numbers", lambda _: {})
+    assert doctor.available(platforms.CPU) == math.inf
     monkeypatch.undo()
-    assert 2**20 < machine.available(platforms.CPU) <= 2**50
+    assert 2**20 < doctor.available(platforms.CPU) <= 2**50
 
 
 @pytest.mark.parametrize("free", ["plenty", "scarce", "too little"])
@@ -156,7 +155,7 @@ def test_memory_that_does_not_suffice_is_said_before_anything_is_measured(capsys
     job = job_of(experts=64)
     found = estimates.estimate(job, platforms.CPU)
     amounts = {"plenty": found.memory, "scarce": (found.least + found.memory) / 2, "too little": 0.99 * found.least}
-    monkeypatch.setattr(machine, "available", lambda _: amounts[free])
+    monkeypatch.setattr(doctor, "available", lambda _: amounts[free])
     if free == "too little":
         with pytest.raises(
             UserError,
@@ -170,7 +169,7 @@ def test_memory_that_does_not_suffice_is_said_before_anything_is_measured(capsys
 
 @pytest.mark.parametrize("timeout", [120, 86_400])
 def test_a_step_that_outlasts_the_limit_is_said_with_one_that_is_long_enough(capsys, monkeypatch, timeout) -> None:
-    monkeypatch.setattr(machine, "available", lambda _: math.inf)
+    monkeypatch.setattr(doctor, "available", lambda _: math.inf)
     job = job_of(experts=96, names=["transformers_batched_mm"], settings={"timeout": timeout})
     estimates.announce([job], platforms.CPU)
     said = capsys.readouterr().err
@@ -182,7 +181,7 @@ def test_a_step_that_outlasts_the_limit_is_said_with_one_that_is_long_enough(cap
 
 
 def test_the_advice_is_a_limit_that_is_allowed(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(machine, "available", lambda _: math.inf)
+    monkeypatch.setattr(doctor, "available", lambda _: math.inf)
     estimates.announce([job_of(experts=60_000, hidden=8192)], platforms.CPU)
     advice = capsys.readouterr().err.split("--timeout ")[1].partition(",")[0]
     assert job_of(settings={"timeout": float(advice)}).settings.timeout == float(advice)
@@ -191,7 +190,7 @@ def test_the_advice_is_a_limit_that_is_allowed(capsys, monkeypatch) -> None:
 @pytest.mark.parametrize("bench", BENCHES)
 def test_every_bench_has_an_estimate(capsys, monkeypatch, bench) -> None:
     """Whatever axes it reads."""
-    monkeypatch.setattr(machine, "available", lambda _: math.inf)
+    monkeypatch.setattr(doctor, "available", lambda _: math.inf)
     values = {"shared_intermediate": 64} if bench == "shared_experts" else {}
     for job in by_hand.jobs(bench, None, {"tokens": 64} | values, {}, [], {}):
         for platform in ("cpu", "nvidia-h200"):
@@ -207,13 +206,13 @@ def test_the_largest_of_several_cells_is_refused(monkeypatch) -> None:
     jobs += by_hand.jobs("layer", ["transformers_batched_mm"], {"tokens": [1], "experts": [512]}, {}, [], {})
     few, many = (estimates.estimate(job, platforms.CPU) for job in jobs)
     assert few.memory > many.memory and few.least < many.least
-    monkeypatch.setattr(machine, "available", lambda _: (few.least + many.least) / 2)
+    monkeypatch.setattr(doctor, "available", lambda _: (few.least + many.least) / 2)
     with pytest.raises(UserError, match=r"memory for T1-.*E512"):
         estimates.announce(jobs, platforms.CPU)
 
 
 def test_several_cells_are_one_estimate(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(machine, "available", lambda _: math.inf)
+    monkeypatch.setattr(doctor, "available", lambda _: math.inf)
     jobs = by_hand.jobs("layer", ["torch_loop"], {"tokens": [64, 1024]}, {}, [], {})
     estimates.announce(jobs, platforms.CPU)
     (line,) = capsys.readouterr().err.splitlines()
@@ -254,7 +253,7 @@ def test_measure_estimates_before_it_starts(call) -> None:
 
 
 def test_measure_refuses_what_cannot_fit(call, monkeypatch) -> None:
-    monkeypatch.setattr(machine, "available", lambda _: 1e9)
+    monkeypatch.setattr(doctor, "available", lambda _: 1e9)
     code, said, jobs = call("measure", "layer", "--experts", "9999", "--implementations", "torch_loop")
     assert code == 2 and not jobs and said.err.splitlines()[-1].startswith("error: memory for T1024-H1024-I1024-E9999")
 

@@ -10,8 +10,7 @@ from moe_routing_bench.config import expand as expansion
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.config.presets import Preset
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_kernels.errors import UserError
 
 ENTRY = {"benches": ["pack"], "tokens": [64, 128], "hidden": [16], "experts": [8], "top_k": [1, 2]}

@@ -112,7 +112,6 @@ WITHOUT_TORCH = (
         for name in (
             *(
                 "grid.cell",
-                "grid.settings",
                 "workload.skew",
                 "workload.trace",
                 "benches.registry",

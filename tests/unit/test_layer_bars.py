@@ -8,8 +8,7 @@ from rows import frame, one
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import completion
 from moe_routing_bench.report import layer_bars, reached
 from moe_routing_bench.report.bars import AT_MOST, PERCENT_MORE, PLATFORM, Bar, Cells, Figure, Level, Unit

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from moe_routing_bench.peers.partial import Partial, Quiet, complete, file_of
+from moe_routing_bench.peers.loading import Partial, Quiet, complete, file_of
 
 SOURCES = {
     "__init__": "raise ImportError('the package needs more than is here')",

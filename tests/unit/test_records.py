@@ -12,8 +12,7 @@ import pytest
 from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.report import row_fields
 from moe_routing_bench.store import cell_files, records, rows
 from moe_routing_bench.store.parquet import DIGEST, SEAL, digest, read_table, sealed_metadata, write_table

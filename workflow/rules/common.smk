@@ -22,8 +22,8 @@ from moe_routing_bench.packages import KERNELS, PACKAGE
 from moe_routing_bench.config import load as bench_config
 from moe_routing_kernels.errors import UserError, writing
 from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.grid.run_spec import PACKAGES
-from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.quality import plan
 from moe_routing_kernels import files
 from moe_routing_bench.quality import code, texts

@@ -26,7 +26,7 @@ rule measure_again:
     input:
         cells=cells_of,
         asked=kept(paths.asked(PLATFORM)),
-        code=[project_files.source("comparison/anomalies.py"), project_files.source("cli/measure_again.py")],
+        code=[project_files.source("comparison/anomalies.py"), project_files.source("cli/measure.py")],
     output:
         "results/{platform}/again.parquet",
     log:

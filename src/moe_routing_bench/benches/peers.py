@@ -1,7 +1,7 @@
 """Packages of somebody else that several benches compare with, each pinned.
 
 Most are installed without what they depend on: their pins are older than what works, and of vLLM, SGLang and MSLK only a library of
-kernels and a few files are loaded (`peers.libraries`, `peers.partial`).
+kernels and a few files are loaded (`peers.loading`).
 """
 
 from moe_routing_bench.benches.bench import Peer

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from moe_routing_bench.benches.model.architectures import ARCHITECTURES
 from moe_routing_bench.benches.plugins import bench_of
-from moe_routing_bench.cli import machine
+from moe_routing_bench.cli import doctor
 from moe_routing_bench.cli.options import option_of
 from moe_routing_bench.cli.printing import duration
 from moe_routing_bench.grid.cell import Cell, Job
@@ -139,7 +139,7 @@ _LIMITED = 1e9  # operations of a call from which long turns are likely
 
 def _cpu(dtype: str, threads: int) -> Rates:
     """Rates of a CPU, by what its cores have for a format: without an instruction for it, a product is slow."""
-    flags = machine.cpu_flags()
+    flags = doctor.cpu_flags()
     wide = 12e9 + 13e9 * ("avx512f" in flags)
     own = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}.get(dtype)
     slow = {"bf16": 10e9 if "avx512f" in flags else 2e9, "fp16": 1e9}
@@ -155,7 +155,7 @@ _SMALLER = ("tokens", "experts", "hidden", "intermediate", "shared_intermediate"
 def announce(jobs: Sequence[Job], platform: str) -> None:
     """Say on stderr what the cells will take. Raises `UserError` where weights and inputs of one are larger than the memory there is."""
     estimates = {job.cell.key: estimate(job, platform) for job in jobs}
-    cell, free = jobs[0].cell, machine.available(platform)
+    cell, free = jobs[0].cell, doctor.available(platform)
     names = ("model", "tokens") if cell.get("model") else _SMALLER  # a model sets the others
     sizes = ", ".join(option_of(name) for name in names if name in cell)
     less = f"fewer --implementations or smaller {sizes}"

@@ -1,8 +1,9 @@
-"""`list`: benches with their implementations, routers, formats of weights and model presets."""
+"""What there is to name: `list`, benches with their implementations, routers, formats of weights and model presets, and `columns` of a row."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.table import Table
 
 from moe_routing_bench.benches.bench import Bench, Peer
@@ -13,7 +14,9 @@ from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.project_files import to_install
+from moe_routing_bench.store.records import COLUMNS, about
 from moe_routing_bench.study.request import models, references
+from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.routers import ROUTERS
 
@@ -67,3 +70,19 @@ def _presets(models: Mapping[str, Any]) -> Table:
         *sizes, router = (str(value) for value in presets.values(preset).values())
         table.add_row(name, *sizes, f"unsupported: {preset.unsupported}" if preset.unsupported else router)
     return table
+
+
+def columns(
+    text: Annotated[
+        str | None, typer.Argument(help="Show only columns with this text in the name or the meaning")
+    ] = None,
+) -> None:
+    """List the columns of a row, axes included, with unit and meaning."""
+    shown = Table("column", "unit", "contents", box=None)
+    for name in COLUMNS:
+        meaning = about()[name]
+        if text is None or text.lower() in f"{name} {meaning.meaning}".lower():
+            shown.add_row(name, meaning.unit, meaning.meaning)
+    if not shown.row_count:
+        raise bad("TEXT", text, "a text in the name or the meaning of a column")
+    show(shown)

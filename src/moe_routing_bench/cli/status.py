@@ -1,14 +1,21 @@
-"""`status`: how much of a config is measured."""
+"""`status`: how much of a config is measured, and `prune`: files of cells that it does not ask for, or that `collect` refuses."""
 
-from typing import Any
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import duration
 from moe_routing_bench.quality import plan
 from moe_routing_bench.quantities import counts
-from moe_routing_bench.store import cell_files, paths
+from moe_routing_bench.store import cell_files, paths, records
+from moe_routing_bench.store.newer import KEEP
 from moe_routing_bench.study import progress
 from moe_routing_bench.study.request import config_or_last, jobs_of, last
+from moe_routing_kernels.errors import bad
 
 
 def status(config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None) -> None:
@@ -49,3 +56,70 @@ def _seconds(rows: list[dict[str, Any]]) -> list[float]:
         cell = row["bench"], row["cell"]
         cells[cell] = max(cells.get(cell, 0.0), row["measure_seconds"] or 0.0)
     return list(cells.values())
+
+
+def prune(
+    config: Configs = None,
+    config_json: ConfigJson = None,
+    platform: Platform = None,
+    run: Run = None,
+    refused: Annotated[
+        bool, typer.Option("--refused", help="Those of the config's own cells that `collect` refuses, instead")
+    ] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Move them to a folder below results/PLATFORM/trash, not only list them")
+    ] = False,
+) -> None:
+    """List, or set aside, the files of cells that a config does not ask for: without one, the config of the workflow's last run.
+
+    Rows that a published run (one with a manifest) or a named run has collected keep their files.
+    """
+    effective, platform, source = config_or_last(config, config_json, platform, run)
+    if source is None:
+        hint = "the workflow leaves it when it runs; or give the config that the results are of"
+        raise bad("--config", f"none, and no {last(platform)}", "a config to compare with", hint)
+    wanted = paths.cell_files(platform, jobs_of(effective))
+    print(f"compared with {source}, which asks for {len(wanted)} cells")
+    if refused:
+        held = []
+        chosen, later = cell_files.refused(wanted, platform)
+        for path in later:
+            print(f"kept {path}: {KEEP}")
+    else:
+        orphans, collected = cell_files.orphans(paths.results(platform), wanted), _collected(platform)
+        held = [path for path in orphans if _key(path) in collected]
+        chosen = [path for path in orphans if _key(path) not in collected]
+    for path in chosen:
+        print(path)
+    if held:
+        print(f"kept {len(held)} other files: their rows are in {paths.measurements(platform)}")
+    what = f"{len(chosen)} files of cells that " + ("`collect` refuses" if refused else f"{source} does not ask for")
+    if remove and chosen:
+        print(f"moved {what} to {_moved(chosen, platform)}")
+    else:
+        print(f"found {what}" + ("; --remove moves them to a folder of their own" if chosen else ""))
+
+
+def _key(path: Path) -> tuple[str, str]:
+    """The bench of a cell's file, and the digits of the spec's hash in its name."""
+    return path.parent.name, path.stem.rpartition("-")[2]
+
+
+def _collected(platform: str) -> set[tuple[str, str]]:
+    """The keys of the cells in the table of a published run, or of a named one; none of others, whose table is made anew at will."""
+    table = paths.measurements(platform)
+    if not table.is_file() or not ("." in platform or paths.manifest(platform).is_file()):
+        return set()
+    rows = records.read_some(table, ["bench", "cell_hash"]).to_pylist()
+    return {(row["bench"], (row["cell_hash"] or "")[:8]) for row in rows}
+
+
+def _moved(chosen: Iterable[Path], platform: str) -> Path:
+    """Move files to a new folder, in which they have the places that they had in the folder of results; returns it."""
+    results = paths.results(platform)
+    trash = paths.trash(platform) / datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    for path in chosen:
+        target = trash / path.relative_to(results)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+    return trash

@@ -10,8 +10,8 @@ import yaml
 
 from moe_routing_bench.cli import options
 from moe_routing_bench.config.load import parse_yaml, read_mapping
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, VARIANTS, Adaptation, Run
-from moe_routing_bench.grid.settings import Settings
 from moe_routing_bench.measure import gpus
 from moe_routing_bench.quality import adaptation_rows, run_rows
 from moe_routing_bench.store import paths, platforms, project_files

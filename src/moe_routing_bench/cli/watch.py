@@ -15,8 +15,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import options
 from moe_routing_bench.cli.options import Models, Plugins, Timeout, among, asked_jobs, warn_of_ignored, with_axes
 from moe_routing_bench.cli.rounds import Rivals, Round, Sources, Warmth
-from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.packages import PACKAGE, PACKAGES
 from moe_routing_bench.quantities import count
 from moe_routing_bench.study.progress import FINE

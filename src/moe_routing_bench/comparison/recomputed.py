@@ -9,7 +9,7 @@ import pyarrow as pa
 from moe_routing_bench.comparison import slow_noise
 from moe_routing_bench.comparison.ratios import between, is_paired
 from moe_routing_bench.comparison.verdicts import replaced
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.intervals import half_width, time_interval, turn_medians, turns_of
 
 _RATIOS = {"speedup": "baseline", "best_speedup": "best_other"}  # each over the row of that name in the same cell

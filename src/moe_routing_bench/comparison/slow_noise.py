@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.intervals import CONFIDENCE, winsorised
 
 LEAST_ROWS = 20  # fewer say too little of what noise is like

@@ -9,8 +9,7 @@ from moe_routing_bench.benches.registry import BENCHES, benches_of
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.expand import config_of, expand
 from moe_routing_bench.config.load import load
-from moe_routing_bench.grid.cell import ISOLATE, Job
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import ISOLATE, Job, Settings
 from moe_routing_kernels.errors import UserError, pick
 
 _KEY = re.compile(

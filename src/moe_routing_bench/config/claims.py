@@ -10,7 +10,7 @@ from moe_routing_bench.config import schema
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.fields import Choice, file_name
-from moe_routing_bench.grid.settings import Amount
+from moe_routing_bench.grid.cell import Amount
 from moe_routing_kernels.errors import bad, pick
 
 UNITS = {"us": 1.0, "ms": 1e-3, "GB/s": 1.0, "TFLOP/s": 1.0, "x": 1.0, "%": 100.0}  # of what a row holds

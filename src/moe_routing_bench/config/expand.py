@@ -14,8 +14,7 @@ from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.load import load
 from moe_routing_bench.fields import file_name
-from moe_routing_bench.grid.cell import ISOLATE, Cell, Job, Value
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import ISOLATE, Cell, Job, Settings, Value
 from moe_routing_bench.workload import skew, trace
 from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.errors import UserError, bad, pick

@@ -9,7 +9,7 @@ from moe_routing_bench.config import schema
 from moe_routing_bench.config.axes import AXES, PRESET, SHARED
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.fields import Choice, file_name
-from moe_routing_bench.grid.settings import Amount, Count, Whole
+from moe_routing_bench.grid.cell import Amount, Count, Whole
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.routers import scaled

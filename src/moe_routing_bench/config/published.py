@@ -11,7 +11,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import schema
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.fields import Choice
-from moe_routing_bench.grid.settings import Amount
+from moe_routing_bench.grid.cell import Amount
 from moe_routing_kernels.errors import bad
 
 # the version of a package, its name for the kernel, and how the layer was spread: ranks, and `balanced` or another law of loads

@@ -17,8 +17,7 @@ from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.schema import field, json_schema, model
 from moe_routing_bench.config.training_sections import AdaptationEntry, TrainingEntry
 from moe_routing_bench.fields import Choice, Distinct, title
-from moe_routing_bench.grid.cell import ISOLATE
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import ISOLATE, Settings
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import writing
 

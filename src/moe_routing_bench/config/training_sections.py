@@ -11,8 +11,8 @@ from pydantic import Field
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.schema import field, model
 from moe_routing_bench.fields import Choice, Distinct, OrNone, words
+from moe_routing_bench.grid.cell import Amount, Count, Seed
 from moe_routing_bench.grid.run_spec import AXES, BUILT_IN, DENSE, SCHEDULE, Adaptation, Run
-from moe_routing_bench.grid.settings import Amount, Count, Seed
 from moe_routing_kernels.routers.zoo import NETWORKS, ZOO
 
 _ALL = "all"

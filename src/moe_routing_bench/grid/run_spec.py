@@ -16,8 +16,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Le
 
 from moe_routing_bench.fields import Choice, check_fields
-from moe_routing_bench.grid.cell import canonical, spec_hash
-from moe_routing_bench.grid.settings import Amount, Count, Seed, Share, Whole
+from moe_routing_bench.grid.cell import Amount, Count, Seed, Share, Whole, canonical, spec_hash
 from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import bad
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers.libraries import VLLM
+from moe_routing_bench.peers.loading import VLLM
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import activate, not_quantised, other_activations
 from moe_routing_kernels.experts.dequant import Parts, once, parts

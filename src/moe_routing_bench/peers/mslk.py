@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.peers.common import requantise
-from moe_routing_bench.peers.libraries import MSLK
+from moe_routing_bench.peers.loading import MSLK
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import activate, mixed_formats, other_activations, unaligned
 from moe_routing_kernels.experts.dequant import Parts, once, parts

@@ -30,7 +30,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers.libraries import SGLANG
+from moe_routing_bench.peers.loading import SGLANG
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.gate import Gate

@@ -5,7 +5,7 @@ launch); small batches are sorted by one Triton kernel; a table may have tiles o
 Tables are by version of triton; where this version's has none the newest other one is taken, and where no version has one a rule picks
 tiles: the row's configuration says which. gpt-oss's activation is torch's, compiled, as in SGLang.
 
-The modules that run are those of a complete SGLang, or its files with stand-ins (`partial`). What the files ask of CUDA they get from the library of sglang-kernel 0.4.3, the last that torch 2.11 loads: the list of blocks, activations, the
+The modules that run are those of a complete SGLang, or its files with stand-ins (`loading.Partial`). What the files ask of CUDA they get from the library of sglang-kernel 0.4.3, the last that torch 2.11 loads: the list of blocks, activations, the
 quantising of rows, and the sum. Where a table asks for rows in blocks, activations of padding rows are computed, too.
 """
 
@@ -21,8 +21,7 @@ from torch import Tensor
 
 from moe_routing_bench.peers.common import returned
 from moe_routing_bench.peers.fused_weights import Fused, formats_unsupported, fused_weights
-from moe_routing_bench.peers.libraries import SGLANG
-from moe_routing_bench.peers.partial import Partial, Quiet, complete, file_of
+from moe_routing_bench.peers.loading import SGLANG, Partial, Quiet, complete, file_of
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.layer import Layer
 

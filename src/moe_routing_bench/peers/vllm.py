@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers.libraries import VLLM
+from moe_routing_bench.peers.loading import VLLM
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.gate import Gate

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from moe_routing_bench.peers.libraries import LIBRARIES
+from moe_routing_bench.peers.loading import LIBRARIES
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.pack import Pack
 from moe_routing_kernels.permute import Permute

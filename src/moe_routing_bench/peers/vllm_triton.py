@@ -9,7 +9,7 @@ Weights: plain ones; integers of 8 and 4 bits with 16-bit activations; with `fp8
 activations quantised likewise before each product. gpt-oss's gate and up columns are brought side by side when bound, as its checkpoints
 have them.
 
-The module that runs is that of a complete vLLM, or its files with stand-ins for the rest (`partial`). What the files ask of CUDA they get from vLLM's own libraries: the list of blocks, activations, the quantising of rows, and the sum.
+The module that runs is that of a complete vLLM, or its files with stand-ins for the rest (`loading.Partial`). What the files ask of CUDA they get from vLLM's own libraries: the list of blocks, activations, the quantising of rows, and the sum.
 """
 
 import importlib
@@ -22,8 +22,7 @@ from torch import Tensor
 
 from moe_routing_bench.peers.common import returned
 from moe_routing_bench.peers.fused_weights import Fused, formats_unsupported, fused_weights
-from moe_routing_bench.peers.libraries import VLLM, VLLM_ROWS
-from moe_routing_bench.peers.partial import Partial, Quiet, complete, file_of
+from moe_routing_bench.peers.loading import VLLM, VLLM_ROWS, Partial, Quiet, complete, file_of
 from moe_routing_kernels.layer import Layer
 
 _ACTIVATIONS = {

@@ -16,7 +16,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES, PRESET
-from moe_routing_bench.grid.settings import Settings
+from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.report.packing import Column as Packed
 from moe_routing_bench.report.packing import Written, differences, packed, written
 from moe_routing_bench.report.row_fields import COLUMNS, KEYS, Column, fields

@@ -2,20 +2,23 @@
 
 A written file is sealed: its metadata end with the SHA-256 of all its bytes, the digits themselves counted as zeros. A reader hashes the
 bytes once, which takes a hundredth of the time that decoding them takes, and may then trust every part of the file. Files of older versions have a digest of their rows instead.
+
+Files are read within limits: few bytes may be billions of values, or the same long text a million times.
 """
 
 import hashlib
+import io
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from moe_routing_bench.store import unpacking
+from moe_routing_bench import parquet_sizes
 from moe_routing_kernels import files, guarded
 
 SEAL = b"moe_routing_bench.file_sha256"
@@ -30,7 +33,7 @@ _SMALL = 2**20  # bytes of a table that compression and dictionaries make slower
 def digest(table: pa.Table) -> str:
     """SHA-256, in hex, of what the rows of a table say, whatever the order of its columns: what files of older versions hold."""
     sha256 = hashlib.sha256(b"[")
-    for number, rows in enumerate(unpacking.parts(table)):
+    for number, rows in enumerate(parts(table)):
         sha256.update((", " * (number > 0) + json.dumps(rows, sort_keys=True)[1:-1]).encode())
     sha256.update(b"]")
     return sha256.hexdigest()
@@ -87,7 +90,7 @@ def read_table(source: Path | BinaryIO, foreign: bool = False, without: Collecti
                 names = [name for name in file.schema_arrow.names if name not in without] if without else None
                 table = file.read(names, use_threads=len(data) > _SMALL)
         else:
-            table = unpacking.read(data, DIGEST)
+            table = unpacked(data, DIGEST)
             guarded.check_names(table.column_names)
         metadata = dict(table.schema.metadata or {})
         metadata.pop(SEAL, None)
@@ -142,3 +145,60 @@ def outvoted(
 def some(paths: Sequence[Path], shown: int = 5) -> str:
     """The first files by name, and how many there are."""
     return f"{', '.join(map(str, paths[:shown]))}{', …' * (len(paths) > shown)} ({len(paths)} files)"
+
+
+MOST_DIGESTED = 2**24  # values of a table whose digest is computed: about 1 µs each
+_MOST_ROWS, _MOST_BYTES = 1024, 2**22  # that are Python objects at a time: a number takes ten times as much
+
+
+def unpacked(data: bytes, digest: bytes) -> pa.Table:
+    """The table of a file with this content.
+
+    Of a table whose metadata have `digest`, at most `MOST_DIGESTED` values are read, as each will be looked at in Python. Raises
+    `guarded.Refused` for a larger table and for what is no Parquet file, and `pa.ArrowException`.
+    """
+    texts, values = parquet_sizes.check(io.BytesIO(data), guarded.MOST_TABLE)
+    with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True) as file:
+        if digest in (file.schema_arrow.metadata or {}):
+            guarded.check_amount(values, MOST_DIGESTED, "values")
+        if not texts:
+            return file.read()
+        schema = file.schema_arrow
+    with pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True, read_dictionary=texts) as file:
+        return _written_out(file.read(), schema)
+
+
+def _written_out(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """A table of which some columns repeat texts: how much these take is known before they are written out."""
+    sizes = (_bytes_of_texts(chunk) for column in table.columns for chunk in column.chunks)
+    guarded.check_amount(sum(sizes), guarded.MOST_TABLE, "bytes of texts")
+    return table.cast(schema)
+
+
+def _bytes_of_texts(array: pa.Array) -> int:
+    """What the texts of an array take where each stands for itself; 0 for other values."""
+    if isinstance(array, pa.DictionaryArray):
+        import pyarrow.compute as pc  # takes a twentieth of a second
+
+        lengths = pc.call_function("binary_length", [array.dictionary])
+        return pc.call_function("sum", [lengths.take(array.indices)]).as_py() or 0
+    if isinstance(array, pa.StructArray):
+        return sum(map(_bytes_of_texts, array.flatten()))
+    return _bytes_of_texts(array.flatten()) if isinstance(array, pa.ListArray | pa.LargeListArray) else 0
+
+
+def parts(table: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    """All rows, few at a time. Raises `guarded.Refused` for a row of more bytes than Python objects may be made of."""
+    for batch in table.to_batches(_MOST_ROWS):
+        for part in _halves(batch):
+            yield part.to_pylist()
+
+
+def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    if batch.nbytes > _MOST_BYTES and len(batch) > 1:
+        half = len(batch) // 2
+        yield from _halves(batch.slice(0, half))
+        yield from _halves(batch.slice(half))
+    elif len(batch):
+        guarded.check_amount(batch.nbytes, 8 * _MOST_BYTES, "bytes in a row")
+        yield batch

@@ -26,8 +26,8 @@ class Router:
 IMPLEMENTATIONS = (
     Candidate("torch", "torch_router"),
     Candidate("torch_compile", "torch_router", requires=("compiler",), options={"compiled": True}),
-    Candidate("matmul_torch", "matmul_router", requires=("gpu",), options={"gate": "torch"}),
-    Candidate("matmul_cute", "matmul_router", requires=("nvidia", "cutlass"), options={"gate": "cute"}),
+    Candidate("matmul_torch", "torch_router:matmul", requires=("gpu",), options={"gate": "torch"}),
+    Candidate("matmul_cute", "torch_router:matmul", requires=("nvidia", "cutlass"), options={"gate": "cute"}),
     Candidate("triton", "triton_router", requires=("gpu", "triton")),
     Candidate("cute", "cute_router", requires=("nvidia", "cutlass")),
 )

@@ -22,8 +22,7 @@ from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, clos
 from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.model import library
 from moe_routing_bench.benches.model.architectures import Model, architecture
-from moe_routing_bench.benches.model.quantised import of_layer
-from moe_routing_bench.benches.model.step import HANDED
+from moe_routing_bench.benches.model.step import HANDED, of_layer
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import generator, randn
 

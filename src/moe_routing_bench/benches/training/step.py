@@ -15,7 +15,7 @@ from moe_routing_kernels import ops
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.implementations import listed, load
 from moe_routing_kernels.layer import Layer
-from moe_routing_kernels.ops import compilation
+from moe_routing_kernels.ops import preparation
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.target import Target
 
@@ -102,6 +102,6 @@ def _saying(call: Callable[..., T], tuned: Callable[..., Any]) -> Callable[..., 
 def precompile(problem: Layer, arch: str, *, way: str, **options: Any) -> None:
     """Put the kernels in CuTe DSL that the operators choose into the cache; needs no GPU."""
     if way == "ops":
-        compilation.layer(problem, Target.named(arch), inference=False, training=True)
+        preparation.compile_layer(problem, Target.named(arch), inference=False, training=True)
     elif way in _LIBRARIES:
-        compilation.gate(problem, Target.named(arch))
+        preparation.compile_gate(problem, Target.named(arch))

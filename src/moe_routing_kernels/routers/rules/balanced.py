@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from moe_routing_kernels.errors import bad
-from moe_routing_kernels.routers import networks
+from moe_routing_kernels.routers import learned
 from moe_routing_kernels.routers.learned import Learned, Routing, by_column
 
 LEAST_BID = 0.1  # by how much a bid exceeds indifference, in standard deviations of the scores
@@ -28,7 +28,7 @@ class Base(Learned):
         super().__init__(*args)
         self.rounds = rounds
         assert self.network is not None
-        nn.init.orthogonal_(networks.last_of(self.network).weight, gain=0.1)
+        nn.init.orthogonal_(learned.last_of(self.network).weight, gain=0.1)
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
         """Route each token to one expert."""

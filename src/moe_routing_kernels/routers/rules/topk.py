@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from moe_routing_kernels import routers
 from moe_routing_kernels.errors import bad
-from moe_routing_kernels.routers import losses, networks, softmax_topk
+from moe_routing_kernels.routers import learned, losses, softmax_topk
 from moe_routing_kernels.routers.learned import COMMON_LOSSES, Learned, Routing
 
 
@@ -97,14 +97,14 @@ class NoisyTopk(Learned):
         if self.top_k == self.experts:
             raise bad(f"top_k for router {self.rule.name}", self.top_k, f"2 to {self.experts - 1}")
         assert self.network is not None
-        self.noise = networks.last_layer(args[1], self.experts)
-        for last in (self.noise, networks.last_of(self.network)):
+        self.noise = learned.last_layer(args[1], self.experts)
+        for last in (self.noise, learned.last_of(self.network)):
             nn.init.zeros_(last.weight)
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
         """Route by noisy logits; the importance loss is about the weights, the load loss about the choice."""
         clean = noisy = self.logits(x)
-        spread = nn.functional.softplus(networks.in_float32(self.noise, x)) + LEAST_SPREAD
+        spread = nn.functional.softplus(learned.in_float32(self.noise, x)) + LEAST_SPREAD
         if self.training:
             noisy = clean + torch.randn_like(clean) * spread
         ids, weights = softmax_topk.route(noisy, self.top_k, renormalize=True)

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from moe_routing_kernels.routers.learned import Learned, Routing, SoftRouting, by_column
-from moe_routing_kernels.routers.networks import without_autocast
+from moe_routing_kernels.routers.learned import Learned, Routing, SoftRouting, by_column, without_autocast
 
 
 class ExpertChoice(Learned):
