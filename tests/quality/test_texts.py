@@ -119,10 +119,21 @@ def test_files_are_read_by_what_they_are(tmp_path: Path) -> None:
     deb = tmp_path / "p.deb"
     deb.write_bytes(b"!<arch>\n" + b"control/".ljust(48) + b"3".ljust(10) + b"`\n" + b"abc\n" + header + data)
     found = dict(packages.documents(local(deb), deb))
+    after = dataclasses.replace(local(deb), after="t ")
+    assert dict(packages.documents(after, deb))["kernel/a.c"] == "a;"
     assert found == {"./doc/b.json": "x\ny", "kernel/a.c": "int a;"}
     deb.write_bytes(b"!<arch>\n")
     with pytest.raises(UserError, match="cannot be read: no data"):
         list(packages.documents(local(deb), deb))
+
+
+def test_lines_of_prose_are_long_and_come_once() -> None:
+    """However they are indented, and whatever page they are on."""
+    seen: set[bytes] = set()
+    (document,) = cleaning.prose(lines(1) + "Short.\n  " + lines(1) + LICENCE, 40, seen)
+    assert document.decode() == lines(1) + LICENCE and not list(cleaning.prose(lines(1), 40, seen))
+    (short,) = cleaning.prose("Short.\n" * 2 + lines(2), 5, set())
+    assert short.decode() == "Short.\n" + lines(2)
 
 
 def test_what_cannot_be_fetched_is_left_out_with_the_reason(

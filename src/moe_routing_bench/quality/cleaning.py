@@ -1,6 +1,6 @@
 """From the text of files to documents of training and of validation that have no string of 64 bytes in common.
 
-Prose keeps its lines of at least 40 letters, each once in all the text; code keeps whole files. Files that are long are cut into documents.
+Prose keeps its lines of at least so many letters, each once in all the text; code keeps whole files. Files that are long are cut into documents.
 Documents that are, or nearly are, one that came before are left out. Whole documents are then drawn for validation, and what they share with training is
 cut out of them: the rest is documents of their own.
 """
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 SHARED = 64  # bytes of the strings that training and validation must not share
-_LETTERS = 40  # of a line of prose
 _DOCUMENT = 2**15  # bytes of prose, about, at which a file is cut
 LEAST = 256  # bytes of a document
 _MARKED = 32  # of the strings of 64 bytes, every so many is a mark, by its hash
@@ -33,12 +32,12 @@ class Split:
     validation: list[bytes]
 
 
-def prose(text: str, seen: set[bytes]) -> Iterator[bytes]:
-    """Documents of the lines of at least 40 letters that `seen`, the hashes of lines so far, lacks; it gets theirs."""
+def prose(text: str, letters: int, seen: set[bytes]) -> Iterator[bytes]:
+    """Documents of the lines of at least so many letters that `seen`, the hashes of lines so far, lacks; it gets theirs."""
     lines, size = [], 0
     for raw in text.splitlines():
         line = " ".join(raw.split())
-        if sum(map(str.isalpha, line)) < _LETTERS:
+        if sum(map(str.isalpha, line)) < letters:
             continue
         content = line.encode()
         if (digest := hashlib.blake2b(content, digest_size=8).digest()) in seen:

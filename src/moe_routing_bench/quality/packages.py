@@ -26,9 +26,13 @@ from moe_routing_kernels.errors import UserError, bad, pick
 FORMS = ("prose", "code")
 MOST = 2**31  # bytes of an archive, and of all that is unpacked of it
 _SECONDS = 600  # of a client
+_ODD = 1e-3  # share of the bytes of a text that may be no UTF-8
 _COMMANDS = {  # run in the folder that the archive is wanted in
     "npm": lambda name, version: ["npm", "pack", "--silent", f"{name}@{version}"],
-    "pypi": lambda name, version: ["pip", "download", "-q", "--no-deps", "--only-binary=:all:", f"{name}=={version}"],
+    "pypi": lambda name, version: [
+        *("pip", "download", "-q", "--no-deps", "--only-binary=:all:", "--python-version=3.13"),  # whatever runs this
+        f"{name}=={version}",
+    ],
     "debian": lambda name, version: ["apt-get", "download", "-qq", f"{name}={version}"],
 }
 REGISTRIES = (*_COMMANDS, "file")  # the package of `file` is the path of an archive
@@ -44,6 +48,8 @@ class Package:
     domain: str
     files: list[str]  # patterns of their paths
     form: str = "prose"
+    letters: int = 40  # the least of a line of prose
+    after: str = ""  # what stands before the text of each line
     mb: float | None = None  # of text, as it was once read
     licence: str = "not read"
 
@@ -90,7 +96,7 @@ def archive(package: Package, cache: Path) -> Path:
 
 
 def documents(package: Package, path: Path) -> Iterator[tuple[str, str]]:
-    """The name and text of each file that fits one of the package's patterns, in UTF-8; others are left out.
+    """The name and text of each file that fits one of the package's patterns; what is not in UTF-8 is left out.
 
     Raises `UserError` for an archive that cannot be read.
     """
@@ -98,9 +104,15 @@ def documents(package: Package, path: Path) -> Iterator[tuple[str, str]]:
         for name, content in _members(path.name, guarded.content(path, MOST)):
             if any(fnmatch.fnmatch(name, pattern) for pattern in package.files):
                 try:
-                    yield name, _text(name, content)
-                except (UnicodeDecodeError, ValueError):
+                    text = _text(name, content)
+                except ValueError:
                     continue
+                yield (
+                    name,
+                    "\n".join(line.partition(package.after)[2] for line in text.splitlines())
+                    if package.after
+                    else text,
+                )
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError, guarded.Refused) as error:
         raise UserError(f"{path.name} cannot be read: {error}") from error
 
@@ -175,8 +187,13 @@ class _Page(HTMLParser):
 
 
 def _text(name: str, content: bytes) -> str:
-    """The text of a file: of a page what is shown, of JSON its strings."""
-    text = content.decode("utf-8")
+    """The text of a file: of a page what is shown, of JSON its strings.
+
+    A few bytes that are no UTF-8 are left out. Raises `ValueError` where there are more.
+    """
+    text = content.decode("utf-8", errors="ignore")
+    if len(content) - len(text.encode()) > _ODD * len(content):
+        raise UnicodeDecodeError("utf-8", content[:64], 0, 1, "no text")
     if name.endswith((".html", ".htm")):
         page = _Page()
         page.feed(text)

