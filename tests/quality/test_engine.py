@@ -135,6 +135,23 @@ def test_what_learns_is_captured_anew_when_it_changes(run: Run) -> None:
     assert same(eager, replayed)
 
 
+def test_what_cannot_be_captured_is_launched_from_python(run: Run) -> None:
+    """With the numbers of a training that was never to be captured; the rows say why."""
+    run = of(run, "noisy_topk")
+    eager, failing = built(run, False), built(run, True)
+
+    def fails(function: Callable[[], engine.Outputs]) -> Callable[[], engine.Outputs]:
+        torch.rand(3)
+        raise RuntimeError("an operation is not permitted\nwhen the stream is capturing")
+
+    failing.steps.capture = fails
+    assert failing.steps.mode == "cuda_graph"
+    for number in range(6):
+        assert torch.equal(eager.step(number)[0], failing.step(number)[0])
+    assert failing.steps.mode == "eager: no CUDA graph, an operation is not permitted" and eager.steps.mode == "eager"
+    assert same(eager, failing)
+
+
 @pytest.mark.parametrize("router", [DENSE, *STATEFUL])
 def test_the_numbers_are_those_of_a_plain_loop(run: Run, router: str) -> None:
     """With a number for the learning rate and logits in one piece, as training was before it could be captured: bit for bit."""

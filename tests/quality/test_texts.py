@@ -235,8 +235,10 @@ def test_the_list_of_packages_is_whole() -> None:
         Package("--index-url x", "pypi", "1", "d", ["*"])
 
 
-def test_batches_of_one_domain_are_a_figure_of_their_own(shared_text: str) -> None:
+def test_batches_of_one_domain_are_a_figure_of_their_own(shared_text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a capacity alone; the loss of mixed batches is as it was."""
+    monkeypatch.setattr(evaluate, "FORMATS", ())
+    monkeypatch.setattr(evaluate, "CAPACITIES", ())
     run = Run(dim=16, heads=2, layers=1, expert_hidden=8, corpora={shared_text: None}, sequence=32, batch=4)
     limited, free = (loop.Training(dataclasses.replace(run, capacity_factor=factor), "cpu") for factor in (0.5, None))
     of_one = evaluate.altered_fields(limited.model, limited.validation, 4)["bits_of_one_domain"]

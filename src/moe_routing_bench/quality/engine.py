@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.grid.run_spec import Run
-from moe_routing_bench.quality import steps
+from moe_routing_bench.quality import run_rows, steps
 from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_kernels.errors import pick
 
 WARMUP = (
     3  # steps that are launched from Python before a capture: they compile kernels and allocate the optimiser's state
 )
-EAGER = "eager"
+EAGER, GRAPH = run_rows.EAGER, run_rows.GRAPH
 Outputs = tuple[Tensor, ...]
 Capture = Callable[[Callable[[], Outputs]], Callable[[], Outputs]]
 
@@ -80,11 +80,17 @@ def stream(device: str) -> contextlib.AbstractContextManager[Any]:
 def captured(function: Callable[[], Outputs]) -> Callable[[], Outputs]:
     """A function that replays the launches of another, captured on the current stream, and returns copies of its outputs.
 
-    Raises RuntimeError where something cannot be captured.
+    Raises RuntimeError where something cannot be captured; stream and random numbers are then as before.
     """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
-        outputs = function()
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    try:
+        with torch.cuda.graph(graph, stream=stream):
+            outputs = function()
+    except RuntimeError:  # after which torch (2.11) would draw no more: its generator is still being captured
+        torch.cuda.set_stream(stream)
+        generator = torch.cuda.default_generators[torch.cuda.current_device()]
+        generator.graphsafe_set_state(torch.Generator("cuda").manual_seed(generator.initial_seed()))
+        raise
 
     def replay() -> Outputs:
         graph.replay()
@@ -131,6 +137,14 @@ class Steps:
         self.batch: tuple[Tensor, Tensor] | None = None
         self.replay: Callable[[], Outputs] | None = None
         self.decided: list[tuple[Any, Any, Any]] = []
+        self.problem = ""
+
+    @property
+    def mode(self) -> str:
+        """How steps run, as rows have it: replayed as a graph, or from Python, and then why, where they were to be replayed."""
+        if self.problem:
+            return f"{EAGER}: no CUDA graph, {self.problem}"
+        return GRAPH if self.capture else EAGER
 
     def step(self, number: int) -> Outputs:
         """What `Training.learn` returns for batch `number`."""
@@ -141,8 +155,9 @@ class Steps:
         self.launched += 1
         if self.capture is None or self.launched <= WARMUP:
             return training.learn(*batch)
-        if self.replay is None:
-            self._capture(batch)
+        if self.replay is None and not self._capture(batch):
+            training.begin(number)  # draws again what the capture may have drawn
+            return training.learn(*batch)
         assert self.batch is not None and self.replay is not None
         for target, source in zip(self.batch, batch, strict=True):
             target.copy_(source)
@@ -150,10 +165,16 @@ class Steps:
             layer.seen, layer.losses = seen, losses
         return self.replay()
 
-    def _capture(self, batch: tuple[Tensor, Tensor]) -> None:
+    def _capture(self, batch: tuple[Tensor, Tensor]) -> bool:
+        """Capture a step; where that fails, all further ones are launched from Python."""
         training, capture = self.training, self.capture
         assert capture is not None
         inputs, targets = self.batch = (batch[0].clone(), batch[1].clone())
         training.optimizer.zero_grad(set_to_none=True)  # gradients are then allocated by the graph
-        self.replay = capture(lambda: training.learn(inputs, targets))
+        try:
+            self.replay = capture(lambda: training.learn(inputs, targets))
+        except RuntimeError as error:
+            self.capture, self.problem = None, str(error).splitlines()[0]
+            return False
         self.decided = [(layer, layer.seen, layer.losses) for layer in training.model.layers]
+        return True

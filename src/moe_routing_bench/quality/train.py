@@ -76,7 +76,7 @@ def train(
             row |= {
                 "step_ms": row["run_step_ms"],
                 "train_tokens_per_s": 1e3 * run.tokens_per_step / row["run_step_ms"],
-                "step_mode": run_rows.GRAPH if training.engine.graph else run_rows.EAGER,
+                "step_mode": training.steps.mode,
                 "timed_alone": False,
             }
         if run.keep_weights:
