@@ -1,4 +1,4 @@
-"""The tables of docs/published.md: rows that other projects published, with the stored rows of the same cell."""
+"""The tables of docs/published.md: rows that other projects claims, with the stored rows of the same cell."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -7,18 +7,18 @@ import pandas as pd
 from stored_tables import ROOT, digits, runs, table
 
 from moe_routing_bench.comparison import published_rows
-from moe_routing_bench.config import published
+from moe_routing_bench.config import claims
 
 SHOWN = (1, 64, 4096)  # tokens; reports have the others
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
 
 
 @cache
-def sources() -> list[tuple[published.Source, pd.DataFrame, pd.DataFrame]]:
+def sources() -> list[tuple[claims.Source, pd.DataFrame, pd.DataFrame]]:
     """Each source, its rows, and the stored H200 rows of the same cells."""
     rows = pd.concat(runs().values(), ignore_index=True)
     found = []
-    for path, source in published.load(ROOT / "config/published").items():
+    for path, source in claims.load_published(ROOT / "config/published").items():
         theirs = published_rows.read(path)
         found.append((source, theirs, published_rows.matched(source, theirs, rows)))
     return found

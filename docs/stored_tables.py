@@ -24,7 +24,7 @@ from moe_routing_bench.quality import compare, run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, run_pages, trained_rules, words
 from moe_routing_bench.report.parts import BarLine
-from moe_routing_bench.store import accuracy_matrix, records
+from moe_routing_bench.store import companions, records
 from moe_routing_kernels.choices import table as table_of_choices
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -508,7 +508,7 @@ def runs_of_layers() -> dict[str, pd.DataFrame]:
 def matrices() -> dict[str, pd.DataFrame]:
     """The accuracy matrix of every stored run of the H200 that has one, by the run's name."""
     files = sorted(RESULTS.parent.glob("nvidia-h200*/accuracy.parquet"))
-    return {_run(path): accuracy_matrix.read(path, "nvidia-h200").to_pandas() for path in files}
+    return {_run(path): companions.read_matrix(path, "nvidia-h200").to_pandas() for path in files}
 
 
 def _run(path: Path) -> str:

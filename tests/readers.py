@@ -10,7 +10,7 @@ from moe_routing_bench.figures import foreign
 from moe_routing_bench.grid import cell
 from moe_routing_bench.grid.run_spec import Run
 from moe_routing_bench.quality import loop, run_rows, texts
-from moe_routing_bench.store import accuracy_matrix, manifest, paths, records
+from moe_routing_bench.store import companions, manifest, paths, records
 from moe_routing_bench.traces import reading
 from moe_routing_bench.workload import trace
 
@@ -42,7 +42,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "cell": (".parquet", records.read),
     "run of git or a name": (".parquet", lambda path: records.read_some(path, ["bench"])),
     "training run": (".parquet", run_rows.read),
-    "accuracy": (".parquet", lambda path: accuracy_matrix.read(path, "cpu")),
+    "accuracy": (".parquet", lambda path: companions.read_matrix(path, "cpu")),
     "foreign rows": (".csv", foreign.read_csv),
     "published rows": (".csv", published_rows.read),
     "corpus": (".txt", lambda path: Run(corpora={str(path): None}).spec),

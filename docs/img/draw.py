@@ -13,7 +13,7 @@ import numpy as np
 
 from moe_routing_bench.workload.rows import row_map
 from moe_routing_kernels.cute.rows import RowTiling
-from moe_routing_kernels.permute.layout import RowLayout, capacity_of
+from moe_routing_kernels.permute import RowLayout, capacity_of
 
 sys.path.append(str(Path(__file__).parents[1]))
 from layouts import DRAWN, OVERHANG, addresses

@@ -8,7 +8,7 @@ import cutlass.cute as cute
 import torch
 from cutlass import BFloat16, Int32
 
-from moe_routing_kernels.cute.compilation import compile_kernel, fake_tensor
+from moe_routing_kernels.cute.cache import compile_kernel, fake_tensor
 
 # The first GEMM of Qwen3-30B-A3B's experts without its activation: 4096 tokens, 8 of 128 experts each.
 ROWS, INNER, COLUMNS, EXPERTS = 32768, 2048, 1536, 128

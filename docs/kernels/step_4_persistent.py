@@ -18,8 +18,15 @@ from moe_routing_kernels.gemm.sm90 import epilogue
 from moe_routing_kernels.gemm.sm90.grouped_gemm import k_major_stages, weight_layout
 from moe_routing_kernels.gemm.sm90.loads import load_packed, load_weights, weight_boxes
 from moe_routing_kernels.gemm.sm90.mainloop import accumulator, mainloop
-from moe_routing_kernels.gemm.sm90.pipeline import EPILOGUE, allocate_barriers, init_barriers, skip
-from moe_routing_kernels.gemm.sm90.schedule import begin_at, count_tiles, locate
+from moe_routing_kernels.gemm.sm90.schedule import (
+    EPILOGUE,
+    allocate_barriers,
+    begin_at,
+    count_tiles,
+    init_barriers,
+    locate,
+    skip,
+)
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, TILE_K, WARPGROUP, GroupedGemm, Tile
 
 GEMM = GroupedGemm(COLUMNS, INNER, EXPERTS, activation="", tile=Tile(m_atoms=2, warpgroups=2, tokens=128))

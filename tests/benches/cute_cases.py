@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_routing_kernels.combine import cute_combine
-from moe_routing_kernels.cute.compilation import DTYPES
+from moe_routing_kernels.cute.cache import DTYPES
 from moe_routing_kernels.experts import Experts, cute_quantised
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.gate import cute_gate

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("cutlass")
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.layer import Layer, cute_dependent
-from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.permute import RowLayout
 
 FEW = Layer(RowLayout(5, 8, 64), 64, 32, "bf16", "bf16", "bf16", "softmax_topk_renorm")
 

@@ -19,8 +19,7 @@ from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.pack import Pack
-from moe_routing_kernels.permute import Permute
-from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.permute import Permute, RowLayout
 from moe_routing_kernels.router import Router
 
 AXES = {

@@ -12,7 +12,7 @@ import torch
 from activations import EVERY, GATED
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts.common import activate
-from moe_routing_kernels.gemm.sm90 import epilogue, grouped_gemm, pipeline, schedule, training_epilogue
+from moe_routing_kernels.gemm.sm90 import epilogue, grouped_gemm, schedule, training_epilogue
 from moe_routing_kernels.gemm.sm90 import loads as producer
 from moe_routing_kernels.gemm.sm90.tile import GROUP, TILE_K, GroupedGemm, Tile
 from moe_routing_kernels.ops.reference import activation_gradient
@@ -33,12 +33,12 @@ def numbers(monkeypatch):
     )
     math = SimpleNamespace(exp2=lambda value, fastmath: np.exp2(value))
     replaced = {"min": np.minimum, "max": np.maximum, "select_": np.where}
-    for module in (schedule, pipeline, epilogue, producer):
+    for module in (schedule, schedule, epilogue, producer):
         monkeypatch.setattr(module, "cute", SimpleNamespace(arch=arch, math=math))
         monkeypatch.setattr(module, "cutlass", SimpleNamespace(**replaced))
     monkeypatch.setattr(epilogue, "Float32", np.float32)
     monkeypatch.setattr(schedule, "Int32", np.int32)
-    monkeypatch.setattr(pipeline, "Int32", np.int32)
+    monkeypatch.setattr(schedule, "Int32", np.int32)
     return arch
 
 
@@ -135,7 +135,7 @@ def test_the_ring_turns_its_phase(numbers):
     index, phase, seen = np.int32(0), np.int32(1), []
     for _ in range(7):
         seen.append((int(index), int(phase)))
-        index, phase = pipeline.advance(index, phase, 3)
+        index, phase = schedule.advance(index, phase, 3)
     assert seen == [(0, 1), (1, 1), (2, 1), (0, 0), (1, 0), (2, 0), (0, 1)]
 
 
@@ -159,8 +159,8 @@ def test_a_skipped_tile_turns_the_ring_as_its_steps_would(numbers, steps, stages
     for start in range(stages):
         place = stepped = (np.int32(start), np.int32(1))
         for _ in range(steps):
-            stepped = pipeline.advance(*stepped, stages)
-        assert pipeline.skip(*place, steps, stages) == stepped
+            stepped = schedule.advance(*stepped, stages)
+        assert schedule.skip(*place, steps, stages) == stepped
 
 
 class Barrier:
@@ -211,7 +211,7 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, l
                 for other in blocks:
                     copies[other][4 + block].append((index, step))
             copies[block][warp].append((index, step))
-            index, phase = pipeline.advance(index, phase, stages)
+            index, phase = schedule.advance(index, phase, stages)
             yield
 
     def bring(block, part):
@@ -235,7 +235,7 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, l
         if pingpong:
             stride = 2
             if group == 1:
-                first, (index, phase) = 1, pipeline.skip(index, phase, steps, stages)
+                first, (index, phase) = 1, schedule.skip(index, phase, steps, stages)
                 turn[0].append(group)
         for tile_number in range(first, tiles, stride):
             while pingpong and not turn[group]:
@@ -256,14 +256,14 @@ def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, l
                     assert len(turn[0]) == 1
                 if previous is not None:
                     release(block, previous)
-                previous, (index, phase) = index, pipeline.advance(index, phase, stages)
+                previous, (index, phase) = index, schedule.advance(index, phase, stages)
             if pingpong:
                 turn[1 - group].append(group)
                 assert len(turn[1 - group]) == 1
             yield
             release(block, previous)
             if pingpong:
-                index, phase = pipeline.skip(index, phase, steps, stages)
+                index, phase = schedule.skip(index, phase, steps, stages)
 
     running = [load(block, warp) for block in blocks for warp in range(4)]
     running += [multiply(block, group) for block in blocks for group in range(2)]

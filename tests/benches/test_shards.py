@@ -15,8 +15,7 @@ from moe_routing_bench.workload.rows import row_layout, row_map
 from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.experts import Experts
-from moe_routing_kernels.permute import torch_permute
-from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.permute import RowLayout, torch_permute
 from moe_routing_kernels.target import Target
 from packs import no_ceilings
 

@@ -18,7 +18,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.gate.rules import FUSED
 from moe_routing_kernels.layer import Layer
-from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.permute import RowLayout
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.target import Target
 from moe_routing_kernels.training import torch_layers

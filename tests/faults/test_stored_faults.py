@@ -16,7 +16,7 @@ from moe_routing_bench.cli import report, status
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.quality import run_rows
-from moe_routing_bench.store import accuracy_matrix, cell_files, paths, records, rows
+from moe_routing_bench.store import cell_files, companions, paths, records, rows
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.study import progress
 from moe_routing_bench.traces import reading
@@ -241,7 +241,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], pa.Schema]] = {
     "a table": (records.read, records.SCHEMA),
     "some columns": (lambda path: records.read_some(path, ["bench"]), records.SCHEMA),
     "training runs": (run_rows.read, run_rows.SCHEMA),
-    "accuracy": (lambda path: accuracy_matrix.read(path, "cpu"), accuracy_matrix.SCHEMA),
+    "accuracy": (lambda path: companions.read_matrix(path, "cpu"), companions.MATRIX),
     "a trace": (lambda path: trace.read(path, 1, 4, 1), pa.schema({"expert_ids": pa.list_(pa.int64())})),
     "a foreign trace": (lambda path: reading.read(path), pa.schema({"expert_ids": pa.list_(pa.int64())})),
 }

@@ -10,7 +10,7 @@ from torch import Tensor
 pytest.importorskip("cutlass")
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.cute.cache import current_arch
 from moe_routing_kernels.gate import cute_gate
 from moe_routing_kernels.gate.rules import rule_of
 

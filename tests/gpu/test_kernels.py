@@ -360,7 +360,7 @@ def test_a_training_step_in_a_cuda_graph(name):
 def test_pack_by_bulk_copies(shape, monkeypatch):
     """Also rows that are too few to be worth it."""
     pytest.importorskip("cutlass")
-    from moe_routing_kernels.cute.compilation import current_arch
+    from moe_routing_kernels.cute.cache import current_arch
     from moe_routing_kernels.pack import cute_pack
 
     arch = current_arch()

@@ -7,7 +7,7 @@ from torch import Tensor
 from moe_routing_kernels import ops
 from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.ops import backends
-from moe_routing_kernels.permute.layout import MOST_ROWS
+from moe_routing_kernels.permute import MOST_ROWS
 from moe_routing_kernels.routers import ROUTERS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]

@@ -23,7 +23,7 @@ from moe_routing_kernels import ops
 from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.gate.rules import FUSED
 from moe_routing_kernels.ops import backends
-from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.permute import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS
 
 pytestmark = pytest.mark.gpu

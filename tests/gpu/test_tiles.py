@@ -9,7 +9,7 @@ from torch import Tensor
 pytest.importorskip("cutlass")
 
 from moe_routing_bench.benches.checks import close, tolerance
-from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.cute.cache import current_arch
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.experts.cute_experts import launch
 from moe_routing_kernels.gemm.sm90.grouped_gemm import compile_for

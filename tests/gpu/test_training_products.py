@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("cutlass")
 
-from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.cute.cache import current_arch
 from moe_routing_kernels.experts import Experts, cute_training
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.formats import FORMATS

@@ -15,7 +15,7 @@ from moe_routing_bench.benches.experts import BENCH
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.measure import accuracy
-from moe_routing_bench.store import accuracy_matrix as stored
+from moe_routing_bench.store import companions as stored
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.experts import dequant
@@ -222,7 +222,7 @@ def test_what_was_compared_is_kept_when_the_rest_is_stopped(call, tmp_path, monk
     asked = (*SMALL, "--weights", "int8_row", "--activations", "fp32", "--implementations", "dequant")
     code, printed, error = call(*asked, "--out", str(path), "--json")
     assert [row["drawn"] for row in json.loads(printed)] == ["normal"] and "of 1 of 2 cells\n" in error
-    kept = stored.read(path, "cpu").to_pylist()
+    kept = stored.read_matrix(path, "cpu").to_pylist()
     assert code == 130 and [(row["implementation"], row["drawn"]) for row in kept] == [("dequant", "normal")]
 
 
@@ -239,7 +239,7 @@ def test_the_matrix_is_kept_in_a_file(call, tmp_path):
         "--out",
         str(path),
     )
-    rows = stored.read(path, "cpu").to_pylist()
+    rows = stored.read_matrix(path, "cpu").to_pylist()
     assert code == 0 and out.endswith(f"wrote {path}\n")
     assert [(row["weights"], row["drawn"], row["status"]) for row in rows] == [
         ("fp16", "normal", None),
@@ -275,16 +275,16 @@ def test_kernels_of_the_matrix_are_compiled_ahead_where_the_config_asks_for_it(c
 
 def test_a_file_of_other_columns_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"no columns: \['speed'\]"):
-        stored.write(tmp_path / "accuracy.parquet", [{"weights": "mxfp4", "speed": 1}])
+        stored.write_matrix(tmp_path / "accuracy.parquet", [{"weights": "mxfp4", "speed": 1}])
     write_table(tmp_path / "other.parquet", pa.table({"weights": ["mxfp4"]}))
     with pytest.raises(UserError, match="other columns in"):
-        stored.read(tmp_path / "other.parquet", "cpu")
+        stored.read_matrix(tmp_path / "other.parquet", "cpu")
     with pytest.raises(UserError, match="accuracy rows: got"):
-        stored.read(tmp_path / "none.parquet", "cpu")
-    stored.write(tmp_path / "accuracy.parquet", [{"weights": "mxfp4", "platform": "cpu"}])
-    assert stored.read(tmp_path / "accuracy.parquet", "cpu").num_rows == 1
+        stored.read_matrix(tmp_path / "none.parquet", "cpu")
+    stored.write_matrix(tmp_path / "accuracy.parquet", [{"weights": "mxfp4", "platform": "cpu"}])
+    assert stored.read_matrix(tmp_path / "accuracy.parquet", "cpu").num_rows == 1
     with pytest.raises(UserError, match=r"those of cpu in .*; allowed: those of nvidia-h200"):
-        stored.read(tmp_path / "accuracy.parquet", "nvidia-h200")
+        stored.read_matrix(tmp_path / "accuracy.parquet", "nvidia-h200")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from moe_routing_bench.workload.rows import row_layout, row_map
 from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.gate.rules import FUSED
 from moe_routing_kernels.ops import backends, cuda, reference
-from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.permute import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.target import Target
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.permute.layout import MOST_ROWS
+from moe_routing_kernels.permute import MOST_ROWS
 from moe_routing_kernels.routers import scaled
 
 torch.set_num_threads(1)

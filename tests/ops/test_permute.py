@@ -9,7 +9,7 @@ from moe_routing_bench.workload.draw import draw_ids, generator
 from moe_routing_bench.workload.rows import row_layout, row_map
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.permute import LAYOUTS
 
 torch.set_num_threads(1)
 # tokens, experts, top_k, capacity factor

@@ -14,7 +14,7 @@ from moe_routing_bench.store import platforms
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.gate.rules import FUSED
-from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.permute import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)

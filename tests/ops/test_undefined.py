@@ -10,7 +10,7 @@ from moe_routing_kernels import ops
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.ops import backends, cuda, reference
 from moe_routing_kernels.ops import transformers as plugin
-from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.permute import LAYOUTS
 from moe_routing_kernels.target import Target
 
 torch.set_num_threads(1)

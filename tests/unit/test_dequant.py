@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_kernels.experts import Experts, dequant, scaled_grouped_mm
+from moe_routing_kernels.experts import Experts, dequant, torch_experts
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.formats import quantise as quantise_rows
 from moe_routing_kernels.formats.quantisation import dequantise, quantise
 from moe_routing_kernels.formats.weights import WEIGHTS, named
 from moe_routing_kernels.implementations import Entry
 
-LOOP = Entry(dequant, "loop")
+LOOP, SCALED = Entry(dequant, "loop"), Entry(torch_experts, "scaled_grouped_mm")
 
 LOADS = {"odd": [3, 1, 7, 2], "empty_experts": [0, 5, 0, 0, 4, 0], "one_hot_expert": [0, 0, 31, 0], "one_row": [0, 1]}
 SIZES = {"whole_groups": (128, 64), "shorter_groups": (72, 40), "odd": (36, 20)}  # hidden, intermediate
@@ -143,7 +143,7 @@ def test_scaled_products_round_what_is_between_them(monkeypatch):
     """With torch's product replaced: it has no form for a CPU."""
     monkeypatch.setattr(F, "scaled_grouped_mm", scaled, raising=False)
     problem, tensors, want = case(LOADS["odd"], "e4m3_row", packed="fp8_row")
-    got = run(scaled_grouped_mm, problem, tensors)
+    got = run(SCALED, problem, tensors)
     error = float((got.double() - want).norm() / want.norm())
     assert got.dtype == torch.bfloat16 and 0.01 < error < 2.0**-4
 
@@ -151,7 +151,7 @@ def test_scaled_products_round_what_is_between_them(monkeypatch):
 def test_rows_are_quantised_as_the_table_says():
     x = torch.randn(7, 48).bfloat16()
     x[3] = 0
-    elements, scales = scaled_grouped_mm.quantise_rows(x)
+    elements, scales = torch_experts.quantise_rows(x)
     known, known_scales = quantise_rows(x, FORMATS["fp8_row"])
     assert torch.equal(elements.view(torch.uint8), known.view(torch.uint8)) and torch.equal(
         scales, known_scales.view(-1)
@@ -169,9 +169,9 @@ def test_rows_are_quantised_as_the_table_says():
         (None, {"weights": "mxfp4"}, "dequantises integers and float8, not mxfp4"),
         (None, {"dtype": "fp32", "packed": "fp32"}, "takes bf16 and fp16 rows, not fp32"),
         (None, {"weights": "bf16"}, "takes quantised weights, not bf16"),
-        (scaled_grouped_mm, {}, "rows fp8_row and weights e4m3_row to bf16, not bf16, bf16 and int4_row"),
-        (scaled_grouped_mm, {"packed": "fp8_row", "weights": "e4m3_row", "hidden": 24}, "multiples of 16"),
-        (scaled_grouped_mm, {"packed": "fp8_row", "weights": "e4m3_row", "activation": "swiglu_oai"}, "no biases"),
+        (SCALED, {}, "rows fp8_row and weights e4m3_row to bf16, not bf16, bf16 and int4_row"),
+        (SCALED, {"packed": "fp8_row", "weights": "e4m3_row", "hidden": 24}, "multiples of 16"),
+        (SCALED, {"packed": "fp8_row", "weights": "e4m3_row", "activation": "swiglu_oai"}, "no biases"),
     ],
 )
 def test_what_cannot_run_is_said(module, changes, why):

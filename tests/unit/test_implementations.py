@@ -26,7 +26,7 @@ from moe_routing_kernels.implementations import (
     reason,
 )
 from moe_routing_kernels.layer import Layer
-from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.permute import RowLayout
 from moe_routing_kernels.target import CPU, Target
 
 BENCH, KERNELS = PACKAGES

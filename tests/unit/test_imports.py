@@ -22,7 +22,7 @@ HOUSES = {
         "files": "errors",
         "guarded": "",
         "declarations": "errors closure",
-        "routers": "errors declarations",
+        "routers": "errors declarations implementations",
         "activations": "errors",
         "cute": "errors declarations files closure target",
         "gate": "cute formats implementations routers target",

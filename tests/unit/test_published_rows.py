@@ -1,4 +1,4 @@
-"""Rows that other projects published, next to ours: which cells are the same, what became of each row, and what the file of rows holds."""
+"""Rows that other projects claims, next to ours: which cells are the same, what became of each row, and what the file of rows holds."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ import yaml
 from rows import frame, one
 
 from moe_routing_bench.comparison import published_rows
-from moe_routing_bench.config import presets, published
+from moe_routing_bench.config import claims, presets
 from moe_routing_bench.figures import foreign
 from moe_routing_bench.report import published_tables
 from moe_routing_bench.store import paths
@@ -48,7 +48,7 @@ def ours(name: str, us: float | None, **values: object) -> dict[str, object]:
 
 
 def matched(*rows: dict[str, object], **values: object) -> pd.DataFrame:
-    source = published.Source(**SOURCE)
+    source = claims.Source(**SOURCE)
     return published_rows.matched(source, pd.DataFrame([PUBLISHED | values]), frame(*rows))
 
 
@@ -117,7 +117,7 @@ def test_a_tensor_parallel_rank_is_compared_with_one_of_as_many() -> None:
     (line,) = matched(ours("sonicmoe", 100.0, intermediate=384, tp=2), **rank).to_dict("records")
     assert line["status"] == published_rows.REPRODUCED
     assert matched(ours("sonicmoe", 100.0, intermediate=384, tp=4), **rank).empty
-    path = next(iter(published.load(ROOT / paths.OTHERS)))
+    path = next(iter(claims.load_published(ROOT / paths.OTHERS)))
     rows = published_rows.read(path)
     ranks = rows[(rows["tensor_parallel"] > 1) & (rows["expert_parallel"] == 1)]
     assert len(ranks) > 40 and set(ranks["model"]) == {"qwen3-30b-a3b", "deepseek-v3"}
@@ -125,7 +125,7 @@ def test_a_tensor_parallel_rank_is_compared_with_one_of_as_many() -> None:
 
 def test_the_share_counts_what_has_a_row_of_the_same_kernel() -> None:
     """Of three compared rows two are reproduced; a fourth has no row, which is no failure."""
-    source = published.Source(**SOURCE)
+    source = claims.Source(**SOURCE)
     theirs = pd.DataFrame(
         [PUBLISHED | {"tokens": tokens, "median_us": us} for tokens, us in ((1, 1), (2, 1), (3, 9), (4, 1))]
     )
@@ -146,16 +146,16 @@ def test_a_kernel_of_an_unknown_name_is_refused() -> None:
 def test_a_kernel_has_an_implementation_or_lacks_something(kernel, got, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(SOURCE | {"kernels": {"fast": kernel}}))
     with pytest.raises(UserError, match=r"no a\.csv"):
-        published.load(tmp_path)
+        claims.load_published(tmp_path)
     (tmp_path / "a.csv").touch()
     with pytest.raises(UserError, match=got):
-        published.load(tmp_path)
+        claims.load_published(tmp_path)
 
 
 def test_the_stored_rows_are_foreign_rows_of_the_sizes_of_presets() -> None:
     """At least 300 rows of whole layers; `report --rows` takes the file; each kernel is known."""
     models = presets.load(ROOT / paths.MODELS)
-    for path, source in published.load(ROOT / paths.OTHERS).items():
+    for path, source in claims.load_published(ROOT / paths.OTHERS).items():
         assert len(foreign.read_csv(path)) == len(pd.read_csv(path))
         rows = published_rows.comparable(published_rows.read(path))
         assert len(rows) >= 300

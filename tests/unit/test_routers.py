@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.routers import ROUTERS, GateRule, sigmoid_topk, sqrtsoftplus_topk
-from moe_routing_kernels.routers import softmax_topk as softmax_rule
+from moe_routing_kernels.implementations import Entry
+from moe_routing_kernels.routers import ROUTERS, GateRule, formulas
 
 SHAPES = [(13, 3), (24, 5), (60, 4), (256, 8), (1, 1), (7, 7)]  # (experts, top_k), few of them powers of two
 
@@ -203,11 +203,11 @@ def test_double_precision_logits_are_not_narrowed(name):
 def test_options_of_softmax_in_any_combination(options, top_k, ids, weights):
     """Also those that no line of the table has: two groups of two, the best by its best expert."""
     logits = torch.tensor([[0.4, 0.1, 0.2, 0.3], [0.1, 0.2, 0.15, 0.55]]).log()
-    found = softmax_rule.route(logits, top_k, **options)
+    found = formulas.route_softmax_topk(logits, top_k, **options)
     assert found[0].tolist() == ids and torch.allclose(found[1], torch.tensor(weights, dtype=torch.float32))
 
 
-@pytest.mark.parametrize("module", [sigmoid_topk, sqrtsoftplus_topk])
+@pytest.mark.parametrize("module", [Entry(formulas, name) for name in ("sigmoid_topk", "sqrtsoftplus_topk")])
 def test_two_groups_are_chosen_by_their_two_best(module):
     """One group and a scale of 1 where nothing else is asked for."""
     logits = torch.tensor([[3.0, -3.0, 2.0, 1.0]])
@@ -215,12 +215,12 @@ def test_two_groups_are_chosen_by_their_two_best(module):
     both, wide = scores[:, [0, 2]], scores[:, [2, 3]]
     ids, weights = module.route(logits, 2)
     assert ids.tolist() == [[0, 2]] and torch.allclose(weights, both / both.sum())
-    ids, weights = sigmoid_topk.select(scores, 2, None, groups=2)
+    ids, weights = formulas.select(scores, 2, None, groups=2)
     assert ids.tolist() == [[2, 3]] and torch.allclose(weights, wide / wide.sum())
 
 
 def test_the_groups_of_a_rule_by_logits():
-    ids, weights = sigmoid_topk.route(torch.tensor([[3.0, -3.0, 2.0, 1.0]]), 2, groups=2)
+    ids, weights = formulas.route_sigmoid_topk(torch.tensor([[3.0, -3.0, 2.0, 1.0]]), 2, groups=2)
     scores = torch.sigmoid(torch.tensor([2.0, 1.0]))
     assert ids.tolist() == [[2, 3]] and torch.allclose(weights, scores / scores.sum())
 

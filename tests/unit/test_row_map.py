@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.workload.rows import row_map
-from moe_routing_kernels.permute.layout import LAYOUTS, RowLayout, capacity_of
+from moe_routing_kernels.permute import LAYOUTS, RowLayout, capacity_of
 
 
 @st.composite

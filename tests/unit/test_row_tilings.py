@@ -12,7 +12,7 @@ import yaml
 pytest.importorskip("cutlass")
 import cutlass.cute as cute
 
-from moe_routing_kernels.cute.compilation import DTYPES
+from moe_routing_kernels.cute.cache import DTYPES
 from moe_routing_kernels.cute.rows import RowTiling, position, row_tiling
 
 DOCS = Path(__file__).parents[2] / "docs"

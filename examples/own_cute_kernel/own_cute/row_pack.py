@@ -9,8 +9,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from torch import Tensor
 
-from moe_routing_kernels.cute.cache import cached
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, current_arch, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, current_arch, fake_tensor
 from moe_routing_kernels.pack import Pack
 
 THREADS = 128

@@ -15,7 +15,7 @@ from moe_routing_bench import packages
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_kernels import implementations
 from moe_routing_kernels.errors import NoForm
-from moe_routing_kernels.implementations import listed, load, reason
+from moe_routing_kernels.implementations import listed, load, module_of, reason
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.target import Target
 
@@ -170,7 +170,7 @@ class Bench:
         for one in self.implementations:
             yield from one.modules(self.name)
         if "router" in self.axes:
-            yield from sorted({f"{_KERNELS}.routers.{router.module}" for router in ROUTERS.values()})
+            yield from sorted({module_of(f"{_KERNELS}.routers.{router.module}") for router in ROUTERS.values()})
         for stage in self.stages:
             yield from find(stage.bench).modules()
 

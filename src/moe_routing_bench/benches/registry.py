@@ -9,7 +9,7 @@ from moe_routing_bench.benches.bench import Bench, find
 from moe_routing_bench.benches.plugins import Plugin
 from moe_routing_kernels.errors import bad, pick
 from moe_routing_kernels.implementations import NEEDS
-from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.permute import LAYOUTS
 
 OPERATIONS = (
     "gate",

@@ -19,7 +19,7 @@ from moe_routing_bench.cli.printing import progress_console, show
 from moe_routing_bench.config import by_hand
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.store import accuracy_matrix as stored
+from moe_routing_bench.store import companions as stored
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import bad, pick, writing
 from moe_routing_kernels.formats import FORMATS, QUANTISED
@@ -120,7 +120,7 @@ def accuracy(
             rows += found
             if out:  # what was compared is kept, whenever the rest is stopped
                 with writing(out):
-                    stored.write(out, rows)
+                    stored.write_matrix(out, rows)
     if out:
         print(f"wrote {out}", file=sys.stderr if as_json or as_csv else sys.stdout)
     if wrong := [row for row in rows if row.get("status") not in (None, "ok")]:

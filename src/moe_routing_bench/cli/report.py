@@ -13,7 +13,7 @@ from moe_routing_bench.cli.claims import held
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.config import presets
 from moe_routing_bench.quality import adaptation_rows, run_rows
-from moe_routing_bench.store import accuracy_matrix, companions, manifest, paths, platforms, records
+from moe_routing_bench.store import companions, manifest, paths, platforms, records
 from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_bench.study.request import last, models, platform_of
 from moe_routing_kernels.errors import bad, pick, writing
@@ -138,7 +138,7 @@ def held_claims(platform: str, rows: Any) -> Any:
 def accuracy_of(platform: str) -> Any:
     """The accuracy matrix of a platform as a DataFrame, if it is stored."""
     path = paths.accuracy(platform)
-    return accuracy_matrix.read(path, platform.partition(".")[0]).to_pandas() if path.is_file() else None
+    return companions.read_matrix(path, platform.partition(".")[0]).to_pandas() if path.is_file() else None
 
 
 def _stored(platform: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from moe_routing_bench.cli.printing import duration
 from moe_routing_bench.quality import plan
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import cell_files, paths, records
-from moe_routing_bench.store.newer import KEEP
+from moe_routing_bench.store.parquet import KEEP
 from moe_routing_bench.study import progress
 from moe_routing_bench.study.request import config_or_last, jobs_of, last
 from moe_routing_kernels.errors import bad

@@ -11,7 +11,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import regret
-from moe_routing_bench.config.published import Source
+from moe_routing_bench.config.claims import Source
 from moe_routing_kernels import guarded
 from moe_routing_kernels.choices import table as table_of_choices
 from moe_routing_kernels.errors import bad

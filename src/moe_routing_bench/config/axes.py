@@ -19,7 +19,7 @@ from moe_routing_bench.workload import skew
 from moe_routing_kernels import formats
 from moe_routing_kernels.activations import ACTIVATIONS, LIMITED, LIMITS
 from moe_routing_kernels.formats import weights
-from moe_routing_kernels.permute.layout import LAYOUTS
+from moe_routing_kernels.permute import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS, SCALED
 from moe_routing_kernels.shared_experts import GATES
 

@@ -20,7 +20,7 @@ from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.errors import UserError, bad, pick
 from moe_routing_kernels.formats import FORMATS, QUANTISED
 from moe_routing_kernels.formats.weights import WEIGHTS
-from moe_routing_kernels.permute.layout import MOST_ROWS
+from moe_routing_kernels.permute import MOST_ROWS
 from moe_routing_kernels.routers import ROUTERS
 
 _WIDTHS = ("intermediate", "shared_intermediate")  # of experts

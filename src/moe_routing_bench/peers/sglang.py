@@ -43,10 +43,10 @@ _GROUP = 32  # most experts of a group: those of one thread
 
 def unsupported_gate(problem: Gate) -> str | None:
     """Why SGLang's kernels cannot run a problem, or None."""
-    module, options = ROUTERS[problem.router].module, ROUTERS[problem.router].options
-    if module == "softmax_topk" and "groups" in options:
+    formula, options = ROUTERS[problem.router].formula, ROUTERS[problem.router].options
+    if formula == "softmax_topk" and "groups" in options:
         return "SGLang has no fused kernel for groups that are judged by their best expert"
-    if module not in ("softmax_topk", "topk_sigmoid", "sigmoid_topk"):
+    if formula not in ("softmax_topk", "topk_sigmoid", "sigmoid_topk"):
         return f"SGLang's library has no kernel for {problem.router}"
     if "groups" not in options and ROUTERS[problem.router].scale != 1:
         return "the adapter of SGLang's gates without groups passes no scale of the weights"
@@ -70,11 +70,11 @@ def bind_gate(
     if "groups" in router.options:
         groups, keep, scale = (router.options[name] for name in ("groups", "keep_groups", "scale"))
         return _returned(lambda: operators.moe_fused_gate(logits, bias, groups, keep, top_k, 0, scale, True))
-    if router.module == "sigmoid_topk" and problem.experts == _KIMI_EXPERTS and problem.dtype == "fp32":
+    if router.formula == "sigmoid_topk" and problem.experts == _KIMI_EXPERTS and problem.dtype == "fp32":
         return _returned(lambda: operators.kimi_k2_moe_fused_gate(logits, bias, top_k, True, 1.0, False))
-    if router.module == "softmax_topk":
+    if router.formula == "softmax_topk":
         return lambda: operators.topk_softmax(topk_weights, topk_ids, logits, router.options["renormalize"], 0.0, None)
-    renormalize = router.module == "sigmoid_topk"
+    renormalize = router.formula == "sigmoid_topk"
     return lambda: operators.topk_sigmoid(topk_weights, topk_ids, logits, renormalize, bias)
 
 

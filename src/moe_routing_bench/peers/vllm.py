@@ -49,16 +49,16 @@ _SIGMOID = 1  # `scoring_func` of grouped_topk
 
 def unsupported_gate(problem: Gate) -> str | None:
     """Why vLLM's kernels cannot run a problem, or None."""
-    module, options = ROUTERS[problem.router].module, ROUTERS[problem.router].options
-    if module == "softmax_topk" and "groups" in options:
+    formula, options = ROUTERS[problem.router].formula, ROUTERS[problem.router].options
+    if formula == "softmax_topk" and "groups" in options:
         return "vLLM has no fused kernel for groups that are judged by their best expert"
-    if module == "softmax_topk" and ROUTERS[problem.router].scale != 1:
+    if formula == "softmax_topk" and ROUTERS[problem.router].scale != 1:
         return "vLLM's topk_softmax takes no scale of the weights"
-    if module == "sqrtsoftplus_topk" and problem.experts not in _SOFTPLUS_EXPERTS:
+    if formula == "sqrtsoftplus_topk" and problem.experts not in _SOFTPLUS_EXPERTS:
         return f"vLLM's topk_softplus_sqrt has no kernel for {problem.experts} experts"
     if "groups" in options and problem.top_k > _GROUPED_TOP_K:
         return f"vLLM's grouped_topk takes k up to {_GROUPED_TOP_K}, not {problem.top_k}"
-    if module not in ("softmax_topk", "topk_sigmoid", "sigmoid_topk", "sqrtsoftplus_topk"):
+    if formula not in ("softmax_topk", "topk_sigmoid", "sigmoid_topk", "sqrtsoftplus_topk"):
         return f"vLLM has no kernel for {problem.router}"
     return VLLM.missing()
 
@@ -75,11 +75,11 @@ def bind_gate(
     if "groups" in router.options:
         return _grouped(operators, problem, logits, bias)
     outputs = (topk_weights, topk_ids, torch.empty_like(topk_ids))
-    if router.module == "softmax_topk":
+    if router.formula == "softmax_topk":
         return lambda: operators.topk_softmax(*outputs, logits, router.options["renormalize"], None, None)
-    if router.module == "sqrtsoftplus_topk":
+    if router.formula == "sqrtsoftplus_topk":
         return lambda: operators.topk_softplus_sqrt(*outputs, logits, True, scale, bias, None, None, None)
-    renormalize = router.module == "sigmoid_topk"
+    renormalize = router.formula == "sigmoid_topk"
     return lambda: operators.topk_sigmoid(*outputs, logits, renormalize, bias, scale, None)
 
 

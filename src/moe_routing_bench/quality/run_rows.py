@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from moe_routing_bench.store import newer, paths
+from moe_routing_bench.store import parquet, paths
 from moe_routing_bench.store.parquet import outvoted, read_table, some, write_table
 from moe_routing_kernels.errors import UserError, bad
 
@@ -168,13 +168,13 @@ def read(path: Path, schema: pa.Schema = SCHEMA) -> pa.Table:
             else "run `snakemake`, or `moe-routing-bench train`"
         )
         raise bad("training run", str(path), "a readable Parquet file", hint) from error
-    newer.check(path, table, SCHEMA_VERSION)
+    parquet.check_versions(path, table, SCHEMA_VERSION)
     for name in schema.names:
         if name in LATER and name not in table.column_names:
             table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
     if set(table.column_names) == set(schema.names):
         table = table.select(schema.names)
-    if not table.schema.equals(schema) or newer.versions(table) != {SCHEMA_VERSION}:
+    if not table.schema.equals(schema) or parquet.versions(table) != {SCHEMA_VERSION}:
         raise bad("training run", f"other columns in {path}", f"run schema {SCHEMA_VERSION}", _again(path))
     return _renamed(table)
 
@@ -248,7 +248,7 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
             table = read(path, schema)
         except UserError as error:
             problems.append(str(error))
-            later.append(isinstance(error, newer.Newer))
+            later.append(isinstance(error, parquet.Newer))
             continue
         if spec_of(table) != run.spec:
             problems.append(f"{path} was trained for another spec")
@@ -268,5 +268,5 @@ def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], sch
     if problems:
         problem = f"{len(problems)} that do not fit: " + "; ".join(problems[:5])
         again = "train them again: delete the files and run `snakemake`"
-        raise bad("training runs", problem, "runs of this config", newer.KEEP if any(later) else again)
+        raise bad("training runs", problem, "runs of this config", parquet.KEEP if any(later) else again)
     return pa.concat_tables(table.replace_schema_metadata(None) for table in tables)

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from moe_routing_bench.comparison import published_rows
-from moe_routing_bench.config import published
+from moe_routing_bench.config import claims
 from moe_routing_bench.quantities import us
 from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.store import paths
@@ -20,7 +20,7 @@ _GROUPS = (
 def tables(rows: pd.DataFrame) -> list[Table]:
     """A table for each source with rows of cells that `rows` has."""
     found = []
-    for path, source in published.load(shipped(paths.OTHERS)).items():
+    for path, source in claims.load_published(shipped(paths.OTHERS)).items():
         rows_of_others = published_rows.read(path)
         lines = published_rows.matched(source, rows_of_others, rows)
         if len(lines):

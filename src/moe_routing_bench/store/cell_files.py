@@ -16,8 +16,7 @@ from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.grid.cell import Job, spec_hash
 from moe_routing_bench.store import contradictions
-from moe_routing_bench.store.newer import KEEP, Newer
-from moe_routing_bench.store.parquet import outvoted, sealed_metadata, some
+from moe_routing_bench.store.parquet import KEEP, Newer, outvoted, sealed_metadata, some
 from moe_routing_bench.store.records import AXIS_COLUMNS, completed, described, read, spec_of, verified
 from moe_routing_bench.store.rows import SCHEMA_VERSION, SPEC, STATUSES, SUMMARISED, SUMMARY
 from moe_routing_kernels.errors import UserError, bad

@@ -1,19 +1,21 @@
 """Files that belong to collected rows: second measurements, the last config, profiles and small tables. Read whole, or refused in one line.
 
 They have no digest: a CSV that is cut between two lines is not noticed.
+
+The accuracy matrix, which `moe-routing-bench accuracy --out` writes, is a Parquet file. What a row says is in `measure.accuracy`; its errors are of the sizes, machine and commit in its last columns.
 """
 
 import csv
 import io
 import os
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from moe_routing_bench.store.parquet import read_table
+from moe_routing_bench.store.parquet import read_table, write_table
 from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import UserError, bad
 
@@ -76,3 +78,40 @@ def _refused(path: Path, allowed: str, why: object) -> UserError:
     reason = (getattr(why, "strerror", None) or str(why))[:100]
     away = f"`mv {shlex.quote(str(path))} {shlex.quote(f'{path}.damaged')}`"
     return bad("file", str(path), allowed, f"{reason}; restore it, or {away}")
+
+
+_TEXTS = ("weights", "activations", "drawn", "implementation", "status", "reason")
+_ERRORS = tuple(f"{what}_{kind}" for what in ("output", "kernel") for kind in ("error", "snr_db", "cosine"))
+_SIZES = ("tokens", "hidden", "intermediate", "experts", "top_k", "seed")
+_PLACE = ("platform", "gpu_name", "host", "torch_version", "git_sha", "ended_at")
+MATRIX = pa.schema(
+    [
+        *((name, pa.string()) for name in _TEXTS),
+        *((name, pa.float64()) for name in ("weight_error", "weight_snr_db", "of_bound", *_ERRORS, "tolerance")),
+        *((name, pa.int64()) for name in _SIZES),
+        *((name, pa.string()) for name in _PLACE),
+        ("git_dirty", pa.bool_()),
+    ]
+)
+
+
+def write_matrix(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows; a column that a row lacks is null. ValueError for one that the schema lacks."""
+    rows = list(rows)
+    if unknown := {name for row in rows for name in row} - set(MATRIX.names):
+        raise ValueError(f"no columns: {sorted(unknown)}")
+    write_table(path, pa.Table.from_pylist(rows, MATRIX))
+
+
+def read_matrix(path: Path, platform: str) -> pa.Table:
+    """All rows of a file. Raises `UserError` for what is unreadable, edited, of other columns or of another platform."""
+    wanted = "a file that `moe-routing-bench accuracy --out` wrote"
+    try:
+        table = read_table(path)
+    except (OSError, pa.ArrowException) as error:
+        raise bad("accuracy rows", str(path), wanted, str(error)[:120]) from error
+    if not table.schema.equals(MATRIX):
+        raise bad("accuracy rows", f"other columns in {path}", wanted, "write it again")
+    if others := sorted(set(table["platform"].to_pylist()) - {platform}):
+        raise bad("accuracy rows", f"those of {', '.join(map(str, others))} in {path}", f"those of {platform}")
+    return table

@@ -4,6 +4,8 @@ A written file is sealed: its metadata end with the SHA-256 of all its bytes, th
 bytes once, which takes a hundredth of the time that decoding them takes, and may then trust every part of the file. Files of older versions have a digest of their rows instead.
 
 Files are read within limits: few bytes may be billions of values, or the same long text a million times.
+
+Files that a newer version of this package wrote are named and kept, because this version can neither read nor replace them.
 """
 
 import hashlib
@@ -20,6 +22,7 @@ import pyarrow.parquet as pq
 
 from moe_routing_bench import parquet_sizes
 from moe_routing_kernels import files, guarded
+from moe_routing_kernels.errors import UserError, bad
 
 SEAL = b"moe_routing_bench.file_sha256"
 DIGEST = b"moe_routing_bench.rows_sha256"  # of files of older versions
@@ -202,3 +205,23 @@ def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     elif len(batch):
         guarded.check_amount(batch.nbytes, 8 * _MOST_BYTES, "bytes in a row")
         yield batch
+
+
+KEEP = "keep what a newer version of this package wrote, and update the package"
+
+
+class Newer(UserError):
+    """A file that a newer version wrote."""
+
+
+def versions(table: pa.Table) -> set[int | None]:
+    """The schema versions of a table's rows; None where it has no such column."""
+    if "schema_version" not in table.column_names:
+        return {None}
+    return set(table["schema_version"].to_pylist())
+
+
+def check_versions(path: Path, table: pa.Table, ours: int) -> None:
+    """Raise `Newer` where a row has a higher schema version than this code writes."""
+    if higher := [version for version in versions(table) if isinstance(version, int) and version > ours]:
+        raise Newer(str(bad("schema_version", max(higher), f"{ours} or lower in {path}", KEEP)))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import yaml
 
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.store import newer
+from moe_routing_bench.store import parquet
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC
 from moe_routing_kernels.errors import bad
@@ -89,8 +89,8 @@ def verified(path: Path, without: Collection[str] = (), again: str | None = None
         reason = str(error).rsplit(": ", 1)[-1][:60]
         hint = f"{again} ({reason})".strip() if os.path.exists(path) else "run `snakemake` first"
         raise bad("measurements", str(path), "a readable Parquet file", hint) from error
-    newer.check(path, table, SCHEMA_VERSION)
-    if others := newer.versions(table) - {SCHEMA_VERSION}:
+    parquet.check_versions(path, table, SCHEMA_VERSION)
+    if others := parquet.versions(table) - {SCHEMA_VERSION}:
         raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
     known = any(map(table.schema.equals, _VALID))  # the files of a bench have one schema: it is looked at once
     if wrong := [] if known else _wrong(table.schema, without):

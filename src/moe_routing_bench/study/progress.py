@@ -16,7 +16,7 @@ from moe_routing_bench.quality import adaptation_rows, code, run_rows
 from moe_routing_bench.quality.plan import Plan
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import cell_files, paths, records
-from moe_routing_bench.store.newer import Newer
+from moe_routing_bench.store.parquet import Newer
 from moe_routing_bench.store.rows import SUMMARISED
 from moe_routing_kernels.errors import UserError, one_line
 

@@ -19,7 +19,7 @@ from moe_routing_bench.statistics import load_statistics
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.workload.rows import row_map
 from moe_routing_kernels.errors import bad, writing
-from moe_routing_kernels.permute.layout import RowLayout, capacity_of
+from moe_routing_kernels.permute import RowLayout, capacity_of
 
 MOST_EXPERTS = 2**16
 MOST_IDS = 2**24  # the digest of a trace's rows is made of Python integers: about 1.5 µs and 90 bytes per id

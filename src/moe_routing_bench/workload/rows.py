@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_kernels.permute.layout import RowLayout, capacity_of
+from moe_routing_kernels.permute import RowLayout, capacity_of
 
 Int32 = NDArray[np.int32]
 

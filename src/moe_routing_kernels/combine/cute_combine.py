@@ -19,8 +19,7 @@ from cutlass import Float32, Int32
 
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.cute import rows as cute_rows
-from moe_routing_kernels.cute.cache import cached, per_problem
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, current_arch, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, current_arch, fake_tensor, per_problem
 from moe_routing_kernels.cute.rows import RowTiling, row_tiling
 from moe_routing_kernels.target import MEASURED, Target
 

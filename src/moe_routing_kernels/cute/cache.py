@@ -1,9 +1,12 @@
-"""Compiled CuTe DSL kernels on disk: a second process loads an object file in 0.1 s and compiles nothing.
+"""Compiling CuTe DSL kernels, and compiled ones on disk: a second process loads an object file in 0.1 s and compiles nothing.
 
 An object is named by everything it depends on: the sources of the kernel's module and of all modules that it imports
 from its package and from this package, the versions of the compiler and its calling convention, the host's machine type, and the arguments
 (architecture, dtype, shape class). It is written under a temporary name and renamed, one process at a time, so
-concurrent jobs share one cache. Filling it needs no GPU.
+concurrent jobs share one cache.
+
+Compilation uses fake tensors, so it needs no GPU of the architecture; extents may be symbolic, so that one compiled kernel serves every
+number of tokens.
 """
 
 import contextlib
@@ -14,12 +17,13 @@ import importlib
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import cutlass
 import cutlass.cute as cute
 import torch
 from filelock import FileLock
@@ -27,7 +31,39 @@ from platformdirs import user_cache_path
 
 from moe_routing_kernels import declarations, files
 from moe_routing_kernels.closure import PACKAGE, closure, fingerprint
-from moe_routing_kernels.errors import bad
+from moe_routing_kernels.cute import VECTOR_BYTES
+from moe_routing_kernels.errors import NoForm, bad
+from moe_routing_kernels.target import of_device
+
+DTYPES = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
+
+
+def fake_tensor(dtype: Any, *shape: Any) -> Any:
+    """A contiguous tensor for compilation, of a shape whose extents may be symbolic, its base aligned to 16 bytes."""
+    order = tuple(reversed(range(len(shape))))
+    return cute.runtime.make_fake_compact_tensor(dtype, shape, stride_order=order, assumed_align=VECTOR_BYTES)
+
+
+def current_arch() -> str:
+    """The DSL's name of the current CUDA device's architecture, such as sm_80 or sm_90a."""
+    return of_device(torch.cuda.current_device()).arch
+
+
+def compile_kernel(
+    host: Callable, arguments: Sequence[Any], arch: str, keep: bool = False, only: str | None = None
+) -> Any:
+    """Compile a `@cute.jit` host function for `arch`; the last parameter of `host` is the stream.
+
+    The result takes torch tensors and launches on torch's current stream. `keep` also stores PTX and cubin on it
+    (`__ptx__`, `__cubin__`), for tests. `only` is the one architecture that a kernel is written for: raises `NoForm` for another,
+    where the compiler itself would fail.
+    """
+    if only not in (None, arch):
+        raise NoForm(f"arch: got {arch!r}; allowed: {only}, for which the kernel is written")
+    stream = cute.runtime.make_fake_stream(use_tvm_ffi_env_stream=True)
+    options = f"--gpu-arch {arch} --enable-tvm-ffi" + (" --keep-ptx --keep-cubin" if keep else "")
+    return cute.compile(host, *arguments, stream, options=options)
+
 
 FOLDER = "MOE_ROUTING_KERNELS_CACHE"  # environment variable that names another folder
 MOST_PROBLEMS = 4096  # whose kernels are remembered

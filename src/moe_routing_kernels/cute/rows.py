@@ -19,7 +19,7 @@ from cutlass import Int32
 from cutlass.cute import nvgpu
 
 from moe_routing_kernels.cute import VECTOR_BYTES, WARP, power_of_2
-from moe_routing_kernels.cute.compilation import DTYPES
+from moe_routing_kernels.cute.cache import DTYPES
 
 MOST_IDLE = 0.15  # vectors past the end of a row, as a share of the row, up to which fewer lanes do not pay
 

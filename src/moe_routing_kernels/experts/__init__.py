@@ -75,7 +75,7 @@ IMPLEMENTATIONS = (
     ),
     Candidate(
         "scaled_grouped_mm",
-        "scaled_grouped_mm",
+        "torch_experts:scaled_grouped_mm",
         requires=("gpu",),
         declares=("rounded_inner",),
         rank=4,

@@ -25,8 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_kernels.cute.cache import per_problem
-from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.cute.cache import current_arch, per_problem
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import mixed_formats, other_rows, unaligned
 from moe_routing_kernels.gemm.sm90 import ARCH

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_kernels.cute.cache import per_problem
-from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.cute.cache import current_arch, per_problem
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import not_quantised, other_activations, unaligned
 from moe_routing_kernels.experts.cute_experts import MANY_ROWS, MOST_EXPERTS, OVERLAP_ROWS

@@ -27,8 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from moe_routing_kernels.cute.cache import per_problem
-from moe_routing_kernels.cute.compilation import current_arch
+from moe_routing_kernels.cute.cache import current_arch, per_problem
 from moe_routing_kernels.experts import Experts, cute_experts
 from moe_routing_kernels.experts.cute_experts import choose_tile
 from moe_routing_kernels.gemm.sm90 import grouped_gemm, training, wgrad

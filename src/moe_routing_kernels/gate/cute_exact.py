@@ -34,7 +34,7 @@ from moe_routing_kernels.gate.cute_primitives import (
     value_of,
     warp_tensor,
 )
-from moe_routing_kernels.routers.choice import GUARD, MOST_SCORE
+from moe_routing_kernels.routers.formulas import GUARD, MOST_SCORE
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,7 @@ from cutlass import Float32, Int32
 from torch import Tensor
 
 from moe_routing_kernels.cute import WARP, power_of_2
-from moe_routing_kernels.cute.cache import cached, per_problem
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, current_arch, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, current_arch, fake_tensor, per_problem
 from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.gate.cute_exact import exact_warp
 from moe_routing_kernels.gate.cute_packed import VECTOR, packed_warp

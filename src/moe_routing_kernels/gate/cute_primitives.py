@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from moe_routing_kernels.cute import WARP, power_of_2
-from moe_routing_kernels.routers.sqrtsoftplus_topk import TAIL
+from moe_routing_kernels.routers.formulas import TAIL
 
 THREADS = 128  # of a block
 SIGN = 0x80000000

@@ -6,9 +6,9 @@ from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.routers import ROUTERS
 
 MAX_EXPERTS, MAX_TOP_K, WARP = 1024, 32, 32
-# Modules of rules that have a fused form, and the rules of the table that are in one.
-FUSED_MODULES = ("softmax_topk", "topk_sigmoid", "sigmoid_topk", "sqrtsoftplus_topk")
-FUSED = tuple(name for name, router in ROUTERS.items() if router.module in FUSED_MODULES)
+# Formulas of rules that have a fused form, and the rules of the table that are in one.
+FUSED_FORMULAS = ("softmax_topk", "topk_sigmoid", "sigmoid_topk", "sqrtsoftplus_topk")
+FUSED = tuple(name for name, router in ROUTERS.items() if router.formula in FUSED_FORMULAS)
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ def rule_of(name: str) -> FusedRule:
     """The routing rule `name` as constants of a fused kernel; KeyError where there is none."""
     router = ROUTERS[name]
     shared = {name: router.options[name] for name in ("scale", "groups", "keep_groups") if name in router.options}
-    if router.module == "softmax_topk":
+    if router.formula == "softmax_topk":
         weigh = "softmax_chosen" if router.options["renormalize"] else "softmax_all"
         return FusedRule("logit", weigh, **shared)
-    if router.module == "topk_sigmoid":
+    if router.formula == "topk_sigmoid":
         return FusedRule("logit", "sigmoid", **shared)
-    score = {"sigmoid_topk": "sigmoid", "sqrtsoftplus_topk": "sqrtsoftplus"}[router.module]
+    score = {"sigmoid_topk": "sigmoid", "sqrtsoftplus_topk": "sqrtsoftplus"}[router.formula]
     return FusedRule(score, score, renormalize=True, biased=router.bias, group_best=2, **shared)
 
 

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.gate.rules import rule_of, unsupported
-from moe_routing_kernels.routers import choice, sqrtsoftplus_topk
+from moe_routing_kernels.routers import formulas
 from moe_routing_kernels.target import Target
 
 __all__ = ["bind", "unsupported"]
 
 ELEMENTS = 1024  # scores per program
 ENOUGH_PROGRAMS = 8  # per multiprocessor
-TAIL, GUARD, MOST_SCORE = (tl.constexpr(value) for value in (sqrtsoftplus_topk.TAIL, choice.GUARD, choice.MOST_SCORE))
+TAIL, GUARD, MOST_SCORE = (tl.constexpr(value) for value in (formulas.TAIL, formulas.GUARD, formulas.MOST_SCORE))
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from moe_routing_kernels.experts import IMPLEMENTATIONS as EXPERTS
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.implementations import Candidate
-from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.permute import RowLayout
 
 
 @dataclass(frozen=True)

@@ -46,10 +46,10 @@ from torch import Tensor
 
 from moe_routing_kernels.choices import check_phase
 from moe_routing_kernels.errors import bad
-from moe_routing_kernels.ops import arguments, autocast, backends, library, library_experts
+from moe_routing_kernels.ops import arguments, backends, library, library_experts
 from moe_routing_kernels.ops.preparation import prepare
 from moe_routing_kernels.ops.reference import wide
-from moe_routing_kernels.permute.layout import RowLayout, capacity_of
+from moe_routing_kernels.permute import RowLayout, capacity_of
 
 __all__ = [
     "Routed",
@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 
-_RULES = autocast.leave_out("moe_routing_kernels", library, library_experts)
+_RULES = library.leave_out("moe_routing_kernels", library, library_experts)
 
 
 class Routed(NamedTuple):

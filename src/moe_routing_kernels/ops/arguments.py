@@ -6,9 +6,9 @@ from torch import Tensor
 
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import UserError, bad, pick, positive, whole
-from moe_routing_kernels.gate.rules import FUSED, FUSED_MODULES
+from moe_routing_kernels.gate.rules import FUSED, FUSED_FORMULAS
 from moe_routing_kernels.ops.reference import wide
-from moe_routing_kernels.permute.layout import LAYOUTS, MOST_ROWS, RowLayout
+from moe_routing_kernels.permute import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_kernels.routers import POSITIVE, ROUTERS
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
@@ -18,7 +18,7 @@ def check_gate(logits: Tensor, top_k: int, rule: str, bias: Tensor | None, scale
     """A known rule, logits (T, E) and bias (E,) that it takes, a choice that it can make, and a scale of weights or None."""
     if not isinstance(rule, str) or rule not in ROUTERS:
         pick("rule", rule, ROUTERS)
-    if ROUTERS[rule].module not in FUSED_MODULES:
+    if ROUTERS[rule].formula not in FUSED_FORMULAS:
         raise bad("rule", rule, ", ".join(FUSED), "route with your own function, then call fused_experts")
     _check_data(logits, "logits")
     check_transforms("gate", logits)

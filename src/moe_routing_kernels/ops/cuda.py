@@ -21,7 +21,7 @@ from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.ops import backends, blocks, reference
 from moe_routing_kernels.ops.backends import FORMAT_NAMES, ready
 from moe_routing_kernels.pack import Pack
-from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.permute import RowLayout
 from moe_routing_kernels.routers import ROUTERS, scaled
 
 # Major compute capabilities for which torch has a grouped product of 16-bit numbers; for others it loops and reads offsets on the host.

@@ -18,7 +18,7 @@ from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.ops import arguments, backends
 from moe_routing_kernels.pack import Pack
-from moe_routing_kernels.permute.layout import RowLayout, capacity_of
+from moe_routing_kernels.permute import RowLayout, capacity_of
 from moe_routing_kernels.routers import scaled
 from moe_routing_kernels.target import Target
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from moe_routing_kernels.activations import Activation, activation_of
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.gate.rules import FusedRule, rule_of
-from moe_routing_kernels.permute import torch_permute
-from moe_routing_kernels.permute.layout import RowLayout
-from moe_routing_kernels.routers import choice, sqrtsoftplus_topk
+from moe_routing_kernels.permute import RowLayout, torch_permute
+from moe_routing_kernels.routers import formulas
 
 _MOST_HALF = 65520.0  # from here on float16 rounds to infinity
 Indices = tuple[Tensor, Tensor, Tensor, Tensor]  # counts, offsets, order, inverse
@@ -33,7 +32,7 @@ def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str, scale: floa
     scores = _score(logits.to(wide(logits.dtype)), known.select)
     if bias is not None:
         scores = scores + bias
-    ids = choice.choose(scores, top_k, known.groups, known.keep_groups, known.group_best, ordered=True).int()
+    ids = formulas.choose(scores, top_k, known.groups, known.keep_groups, known.group_best, ordered=True).int()
     broken = scores.isnan().any(1, keepdim=True)
     return ids.masked_fill(broken, -1), weigh(logits, ids, rule, scale).masked_fill(broken, torch.nan)
 
@@ -58,7 +57,7 @@ def gate_backward(grad: Tensor, logits: Tensor, ids: Tensor, rule: str, scale: f
     known, wide_logits, at = rule_of(rule), logits.to(wide(logits.dtype)), ids.clamp_min(0).long()
     grad = grad * _scale(rule, scale)
     if known.weigh == "softmax_all":
-        shares = choice.softmax(wide_logits)
+        shares = formulas.softmax(wide_logits)
         flow = shares.gather(1, at) * grad
         found = (shares * -flow.sum(1, keepdim=True)).scatter_add(1, at, flow)
     else:
@@ -73,18 +72,18 @@ def gate_backward(grad: Tensor, logits: Tensor, ids: Tensor, rule: str, scale: f
 def _unscaled(logits: Tensor, at: Tensor, rule: FusedRule) -> Tensor:
     """The weights (T, k) of the experts `at` (T, k) int64 of logits (T, E), before the rule's scale."""
     if rule.weigh == "softmax_all":
-        return choice.softmax(logits).gather(1, at)
+        return formulas.softmax(logits).gather(1, at)
     chosen = logits.gather(1, at)
     if rule.weigh == "softmax_chosen":
-        return choice.softmax(chosen)
+        return formulas.softmax(chosen)
     scores = _score(chosen, rule.weigh)
-    return choice.renormalised(scores) if rule.renormalize else scores
+    return formulas.renormalised(scores) if rule.renormalize else scores
 
 
 def _score(logits: Tensor, kind: str) -> Tensor:
     """The score of every logit."""
     if kind == "sqrtsoftplus":
-        return sqrtsoftplus_topk.score(logits)
+        return formulas.score_sqrtsoftplus_topk(logits)
     return logits.sigmoid() if kind == "sigmoid" else logits
 
 
@@ -93,7 +92,7 @@ def _relative_slope(logits: Tensor, kind: str) -> Tensor | float:
     if kind == "sigmoid":
         return torch.sigmoid(-logits)
     if kind == "sqrtsoftplus":
-        tail = logits < sqrtsoftplus_topk.TAIL
+        tail = logits < formulas.TAIL
         rest = logits.masked_fill(tail, 0)
         return torch.where(tail, 0.5, rest.sigmoid() / (2 * torch.nn.functional.softplus(rest)))
     return 1.0

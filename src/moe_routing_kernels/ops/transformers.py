@@ -21,7 +21,7 @@ from torch import Tensor
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.ops import expert_modules, weight_layouts
-from moe_routing_kernels.ops.autocast import compute_dtype
+from moe_routing_kernels.ops.library import compute_dtype
 from moe_routing_kernels.ops.reference import wide
 from moe_routing_kernels.ops.weight_layouts import forget
 

@@ -20,8 +20,7 @@ import torch
 from cutlass import Int32
 
 from moe_routing_kernels.cute import rows as cute_rows
-from moe_routing_kernels.cute.cache import cached, per_problem
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, current_arch, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, current_arch, fake_tensor, per_problem
 from moe_routing_kernels.cute.rows import RowTiling, load_token, row_tiling, token_groups
 from moe_routing_kernels.pack import Pack, choose_checked_rows, cute_pack_bulk, cute_pack_fp8
 from moe_routing_kernels.pack.cute_pack_bulk import BulkConfig, bulk_config

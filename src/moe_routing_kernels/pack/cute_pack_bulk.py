@@ -19,7 +19,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from moe_routing_kernels.cute import VECTOR_BYTES, WARP
-from moe_routing_kernels.cute.compilation import DTYPES
+from moe_routing_kernels.cute.cache import DTYPES
 from moe_routing_kernels.cute.rows import token_groups
 
 PIECE_BYTES = 5760  # at most: pieces of 6144 are slower again, so that a row of 12288 takes three of 4096 (H200)

@@ -26,8 +26,7 @@ from cutlass import Float32, Int32, Int64, Uint8
 
 from moe_routing_kernels.cute import VECTOR_BYTES, WARP
 from moe_routing_kernels.cute import rows as cute_rows
-from moe_routing_kernels.cute.cache import cached, per_problem
-from moe_routing_kernels.cute.compilation import compile_kernel, current_arch, fake_tensor
+from moe_routing_kernels.cute.cache import cached, compile_kernel, current_arch, fake_tensor, per_problem
 from moe_routing_kernels.cute.rows import RowTiling, load_token, token_groups
 from moe_routing_kernels.pack import Pack, e4m3
 from moe_routing_kernels.target import MEASURED, Target

@@ -23,8 +23,7 @@ from cutlass import Int32, Int64
 from torch import Tensor
 
 from moe_routing_kernels.cute import WARP, power_of_2
-from moe_routing_kernels.cute.cache import cached, per_problem
-from moe_routing_kernels.cute.compilation import compile_kernel, current_arch, fake_tensor
+from moe_routing_kernels.cute.cache import cached, compile_kernel, current_arch, fake_tensor, per_problem
 from moe_routing_kernels.permute import Permute
 from moe_routing_kernels.permute.cute_chunks import count_kernel, groups_of
 from moe_routing_kernels.permute.cute_place import place_kernel

@@ -22,12 +22,11 @@ import torch
 from cutlass import Float32, Int32, Int64
 from torch import Tensor
 
-from moe_routing_kernels.cute.cache import cached, per_problem
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, current_arch, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, current_arch, fake_tensor, per_problem
 from moe_routing_kernels.gate.cute_exact import exact_warp
 from moe_routing_kernels.gate.cute_primitives import THREADS
 from moe_routing_kernels.gate.rules import WARP, FusedRule, rule_of
-from moe_routing_kernels.router import Router, split
+from moe_routing_kernels.router import Router, splits_of, unsupported
 from moe_routing_kernels.router.cute_gemm import (
     CHUNK,
     COLUMNS,
@@ -38,7 +37,6 @@ from moe_routing_kernels.router.cute_gemm import (
     mainloop,
     tiles_of,
 )
-from moe_routing_kernels.router.split import unsupported
 from moe_routing_kernels.target import MEASURED, Target
 
 __all__ = ["bind", "compile_for", "precompile", "unsupported"]
@@ -251,7 +249,7 @@ def choose(
     while rows < 4 and tokens > ROWS * rows * multiprocessors and 2 * rows * tiles <= 16:
         rows *= 2
     blocks, total = -(-tokens // (ROWS * rows)), -(-hidden // CHUNK)
-    splits = _divisor(total, min(split.splits(tokens, hidden, ROWS * rows, multiprocessors), total))
+    splits = _divisor(total, min(splits_of(tokens, hidden, ROWS * rows, multiprocessors), total))
     chunks = -(-total // splits)
     fit = (ONE_BLOCK if blocks * splits <= multiprocessors else TWO_BLOCKS) // (tiles + 2 * rows)
     in_flight = _divisor(chunks, min(chunks, max(2, fit))) if hidden % LANE == 0 else 1  # narrow loads are synchronous

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from moe_routing_kernels.gate.rules import rule_of
 from moe_routing_kernels.gate.triton_gate import choose, expert_of, store_choice, weigh
-from moe_routing_kernels.router import Router, split
-from moe_routing_kernels.router.split import unsupported
+from moe_routing_kernels.router import Router, splits_of, unsupported
 from moe_routing_kernels.target import Target
 
 __all__ = ["bind", "unsupported"]
@@ -125,7 +124,7 @@ def choose_tiling(tokens: int, hidden: int, columns: int, multiprocessors: int) 
     tile = 16  # the fewest rows that tensor cores take
     while tile < 64 and tokens > tile * multiprocessors and 2 * tile * columns <= SCORES:
         tile *= 2
-    return tile, split.splits(tokens, hidden, tile, multiprocessors)
+    return tile, splits_of(tokens, hidden, tile, multiprocessors)
 
 
 def bind(

@@ -1,4 +1,4 @@
-"""The gate rules: one file per formula and one table line per rule. Nothing here imports torch.
+"""The gate rules: formulas (`formulas`, or a module of their own), and one table line per rule. Nothing here imports torch.
 
 Contract: ``route(logits, top_k, bias=None, **options) -> (topk_ids (T, k) int32, topk_weights (T, k) float32)`` for
 logits (T, E) in float32, float64 or bfloat16. A selection bias changes which experts are chosen, never their weights.
@@ -8,22 +8,22 @@ the weights than its rule has: ``sigmoid_renorm_x2.827`` is `sigmoid_renorm` wit
 """
 
 import functools
-import importlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import bad, positive
+from moe_routing_kernels.implementations import load, module_of
 
 
 @dataclass(frozen=True)
 class GateRule:
     """A rule that turns given logits into expert ids and weights, with its options.
 
-    `bias` says that the rule takes a selection bias. The options `groups` and `keep_groups`, where a rule has them,
+    `module` is a module of this package, or ``module:entry``, whose functions end in that name. `bias` says that the rule takes a selection bias. The options `groups` and `keep_groups`, where a rule has them,
     limit its choice to the best groups of neighbouring experts. A rule of another package (`declarations`) is named by its
     reference; its `module` is the declaration's, after a colon, so that it is none of the formulas here.
     """
@@ -53,17 +53,22 @@ class GateRule:
         """Whether it is of another package."""
         return ":" in self.name
 
+    @property
+    def formula(self) -> str:
+        """The name of its formula, which fused kernels know it by; empty for a rule of another package."""
+        return "" if self.foreign else self.module.rpartition(":")[2]
+
     def code(self) -> str:
         """The hashes of the code of a rule of another package, and that package's version."""
-        return declarations.code(self.name, (self.name.partition(":")[0], self._place()))
+        return declarations.code(self.name, (self.name.partition(":")[0], module_of(self._place())))
 
     def _place(self) -> str:
         if self.foreign:
             return declarations.absolute(self.module.removeprefix(":"), self.name)
         return f"{__name__}.{self.module}"
 
-    def _module(self) -> ModuleType:
-        return importlib.import_module(self._place())
+    def _module(self) -> Any:
+        return load(self._place())
 
     def check(self, experts: int, top_k: int) -> None:
         """Raise `UserError` when the rule cannot choose `top_k` of `experts`."""
@@ -79,43 +84,43 @@ class GateRule:
 _TABLE = (
     GateRule(
         "softmax_topk_renorm",
-        "softmax_topk",
+        "formulas:softmax_topk",
         "top-k of logits, softmax over the k (Mixtral, Qwen3, gpt-oss)",
         {"renormalize": True},
     ),
     GateRule(
         "softmax_topk",
-        "softmax_topk",
+        "formulas:softmax_topk",
         "softmax over all, top-k as is (OLMoE, Qwen1.5-MoE, Jamba)",
         {"renormalize": False},
     ),
     GateRule(
         "deepseek_v2",
-        "softmax_topk",
+        "formulas:softmax_topk",
         "softmax, the 3 best of 8 groups by their best expert, x16",
         {"renormalize": False, "groups": 8, "keep_groups": 3, "scale": 16.0},
     ),
     GateRule(
         "deepseek_v3",
-        "sigmoid_topk",
+        "formulas:sigmoid_topk",
         "sigmoid + selection bias, the 4 best of 8 groups by their two best, renormalised, x2.5",
         {"groups": 8, "keep_groups": 4, "scale": 2.5},
         bias=True,
     ),
     GateRule(
         "sigmoid_renorm",
-        "sigmoid_topk",
+        "formulas:sigmoid_topk",
         "sigmoid + selection bias, renormalised (MiniMax; Kimi-K2 and GLM with a scale)",
         bias=True,
     ),
     GateRule(
         "sqrtsoftplus_renorm",
-        "sqrtsoftplus_topk",
+        "formulas:sqrtsoftplus_topk",
         "sqrt(softplus) + selection bias, renormalised, x1.5 (DeepSeek-V4)",
         {"scale": 1.5},
         bias=True,
     ),
-    GateRule("llama4", "topk_sigmoid", "top-k of logits, sigmoid of each (Llama 4)"),
+    GateRule("llama4", "formulas:topk_sigmoid", "top-k of logits, sigmoid of each (Llama 4)"),
 )
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from moe_routing_kernels.implementations import Candidate
-from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.permute import RowLayout
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from moe_routing_kernels.implementations import reason
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.ops import preparation
 from moe_routing_kernels.ops import transformers as ours
-from moe_routing_kernels.permute.layout import RowLayout
+from moe_routing_kernels.permute import RowLayout
 from moe_routing_kernels.target import Target
 
 NAME = "moe_routing_bench_quantised"

@@ -21,7 +21,7 @@ from moe_routing_bench.workload.draw import generator, randn
 from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import bad
-from moe_routing_kernels.gate.rules import FUSED, FUSED_MODULES
+from moe_routing_kernels.gate.rules import FUSED, FUSED_FORMULAS
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.routers import ROUTERS
 
@@ -118,20 +118,20 @@ def logit_gradient(
     sums over; the coefficient of g_e in it is c (1 - s_e / D) / D.
     """
     rule = ROUTERS[cell.router]
-    if rule.module not in FUSED_MODULES:
+    if rule.formula not in FUSED_FORMULAS:
         raise bad(
             "router of training", cell.router, ", ".join(FUSED), "the gradient of other rules is not defined here"
         )
     chosen = torch.zeros_like(logits).scatter_(1, ids, 1.0)
-    if rule.module == "softmax_topk":  # D absorbs any factor of the scores, so that none overflows
+    if rule.formula == "softmax_topk":  # D absorbs any factor of the scores, so that none overflows
         score = slope = (logits - logits.amax(1, keepdim=True)).exp()
         summed = chosen if rule.options["renormalize"] else torch.ones_like(chosen)
-    elif rule.module == "sqrtsoftplus_topk":
+    elif rule.formula == "sqrtsoftplus_topk":
         score = (1 + logits.exp()).log().sqrt()
         slope, summed = 1 / (1 + (-logits).exp()) / (2 * score), chosen
     else:
         score = 1 / (1 + (-logits).exp())
-        slope, summed = score * (1 - score), chosen if rule.module == "sigmoid_topk" else torch.zeros_like(chosen)
+        slope, summed = score * (1 - score), chosen if rule.formula == "sigmoid_topk" else torch.zeros_like(chosen)
     total = (score * summed).sum(1, keepdim=True) if summed.any() else torch.ones_like(score[:, :1])
     factor, share = rule.options.get("scale", 1.0) * slope / total, score / total
     own, sizes = (torch.zeros_like(logits).scatter_(1, ids, one) for one in (grad, size))

@@ -17,8 +17,7 @@ import cutlass.cute as cute
 from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Uint8
 from cutlass.cute.nvgpu import cpasync
 
-from moe_routing_kernels.cute.cache import cached
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.gemm.sm90 import ARCH, epilogue, fp8_across, fp8_quantise, fp8_upright
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import BLOCK, Fp8Gemm, load_scales, mainloop, scale_places
 from moe_routing_kernels.gemm.sm90.grouped_gemm import GroupedGemmKernel, k_major_stages, weight_layout

@@ -22,7 +22,7 @@ from cutlass.cute.nvgpu import warpgroup
 
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import BLOCK, Fp8Gemm, fragments, multiply_block
 from moe_routing_kernels.gemm.sm90.fp8_upright import announce, await_lead, first_token, promote, scale_places
-from moe_routing_kernels.gemm.sm90.pipeline import advance, release
+from moe_routing_kernels.gemm.sm90.schedule import advance, release
 from moe_routing_kernels.gemm.sm90.tile import MMA_M
 
 

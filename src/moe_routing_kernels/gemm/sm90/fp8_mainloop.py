@@ -19,8 +19,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from moe_routing_kernels.cute import VECTOR_BYTES, WARP
 from moe_routing_kernels.gemm.sm90.epilogue import bias_of
-from moe_routing_kernels.gemm.sm90.pipeline import advance, release
-from moe_routing_kernels.gemm.sm90.schedule import begin_at, locate
+from moe_routing_kernels.gemm.sm90.schedule import advance, begin_at, locate, release
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, TILE_K, VECTOR, WARPGROUP, GroupedGemm, Tile
 
 BLOCK = 2 * TILE_K  # numbers of a stage, and of a block with one scale

@@ -23,7 +23,7 @@ from moe_routing_kernels.cute import VECTOR_BYTES, WARP
 from moe_routing_kernels.gemm.sm90.epilogue import activate
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import BLOCK, WARP_ROWS, Fp8Gemm
 from moe_routing_kernels.gemm.sm90.fp8_upright import matrix_place
-from moe_routing_kernels.gemm.sm90.pipeline import MAINLOOP
+from moe_routing_kernels.gemm.sm90.schedule import MAINLOOP
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, WARPGROUP
 from moe_routing_kernels.pack import e4m3
 from moe_routing_kernels.pack.cute_pack_fp8 import over_lanes

@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import warp, warpgroup
 from moe_routing_kernels.cute import WARP
 from moe_routing_kernels.gemm.sm90.epilogue import activate
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import BLOCK, WARP_ROWS, Fp8Gemm, fragments, multiply_block
-from moe_routing_kernels.gemm.sm90.pipeline import LEAD, advance, release
+from moe_routing_kernels.gemm.sm90.schedule import LEAD, advance, release
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, VECTOR, WARPGROUP
 
 

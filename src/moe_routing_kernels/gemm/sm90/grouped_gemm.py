@@ -49,13 +49,21 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
 from moe_routing_kernels.cute import WARP
-from moe_routing_kernels.cute.cache import cached
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.gemm.sm90 import ARCH, epilogue
 from moe_routing_kernels.gemm.sm90.loads import load_gathered, load_packed, load_weights, weight_boxes
 from moe_routing_kernels.gemm.sm90.mainloop import accumulator, dispatch, mainloop
-from moe_routing_kernels.gemm.sm90.pipeline import EPILOGUE, MAINLOOP, allocate_barriers, init_barriers, skip
-from moe_routing_kernels.gemm.sm90.schedule import begin_at, count_tiles, locate, n_of
+from moe_routing_kernels.gemm.sm90.schedule import (
+    EPILOGUE,
+    MAINLOOP,
+    allocate_barriers,
+    begin_at,
+    count_tiles,
+    init_barriers,
+    locate,
+    n_of,
+    skip,
+)
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, TILE_K, WARPGROUP, GroupedGemm
 
 

@@ -19,8 +19,7 @@ from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from moe_routing_kernels.cute import WARP
-from moe_routing_kernels.gemm.sm90.pipeline import advance
-from moe_routing_kernels.gemm.sm90.schedule import begin_at, locate, n_of
+from moe_routing_kernels.gemm.sm90.schedule import advance, begin_at, locate, n_of
 from moe_routing_kernels.gemm.sm90.tile import TILE_K, VECTOR, WARPGROUP, GroupedGemm
 
 VECTORS = TILE_K // VECTOR  # of a row in a stage

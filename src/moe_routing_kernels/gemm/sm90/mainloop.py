@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from moe_routing_kernels.gemm.sm90.pipeline import MAINLOOP, advance, release
+from moe_routing_kernels.gemm.sm90.schedule import MAINLOOP, advance, release
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, TILE_K, WARPGROUP, GroupedGemm
 
 

@@ -16,8 +16,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 
-from moe_routing_kernels.cute.cache import cached
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.gemm.sm90 import ARCH, quantised_warp
 from moe_routing_kernels.gemm.sm90.grouped_gemm import GroupedGemmKernel, Results, k_major_stages
 from moe_routing_kernels.gemm.sm90.loads import load_packed

@@ -20,9 +20,9 @@ from cutlass.cute.nvgpu import warpgroup
 
 from moe_routing_kernels.gemm.sm90.dequantise import both, masks, register, subtrahends
 from moe_routing_kernels.gemm.sm90.mainloop import accumulator_of, begin_turn, end_turn
-from moe_routing_kernels.gemm.sm90.pipeline import advance, release
 from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, Codes
 from moe_routing_kernels.gemm.sm90.quantised_tile import K16, QuantisedGemm
+from moe_routing_kernels.gemm.sm90.schedule import advance, release
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, WARPGROUP
 
 BATCHES = 2  # of a stage

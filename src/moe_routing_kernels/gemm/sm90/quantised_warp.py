@@ -22,7 +22,6 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import warp
 
 from moe_routing_kernels.gemm.sm90.dequantise import masks, number, register, subtracts, subtrahend_of
-from moe_routing_kernels.gemm.sm90.pipeline import MAINLOOP, release, skip
 from moe_routing_kernels.gemm.sm90.quantised_layout import DEPTH, Codes
 from moe_routing_kernels.gemm.sm90.quantised_mainloop import (
     BATCHES,
@@ -33,6 +32,7 @@ from moe_routing_kernels.gemm.sm90.quantised_mainloop import (
     words_of,
 )
 from moe_routing_kernels.gemm.sm90.quantised_tile import FEWEST_TOKENS, K16
+from moe_routing_kernels.gemm.sm90.schedule import MAINLOOP, release, skip
 from moe_routing_kernels.gemm.sm90.tile import TILE_K, WARPGROUP
 
 _CHUNK = 8  # elements that a lane gives the address of: 16 bytes of a token

@@ -16,8 +16,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from moe_routing_kernels.cute.cache import cached
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.gemm.sm90 import ARCH, training_epilogue
 from moe_routing_kernels.gemm.sm90.epilogue import activated, store, transpose
 from moe_routing_kernels.gemm.sm90.grouped_gemm import (
@@ -26,7 +25,7 @@ from moe_routing_kernels.gemm.sm90.grouped_gemm import (
     k_major_stages,
     weight_layout,
 )
-from moe_routing_kernels.gemm.sm90.pipeline import EPILOGUE
+from moe_routing_kernels.gemm.sm90.schedule import EPILOGUE
 from moe_routing_kernels.gemm.sm90.tile import TILE_K, VECTOR, WARPGROUP, GroupedGemm
 
 

@@ -32,10 +32,9 @@ from cutlass import Float32, Int32
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
 from moe_routing_kernels.cute import WARP
-from moe_routing_kernels.cute.cache import cached
-from moe_routing_kernels.cute.compilation import DTYPES, compile_kernel, fake_tensor
+from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.gemm.sm90 import ARCH
-from moe_routing_kernels.gemm.sm90.pipeline import (
+from moe_routing_kernels.gemm.sm90.schedule import (
     EPILOGUE,
     MAINLOOP,
     advance,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from moe_routing_kernels.routers import losses, softmax_topk
+from moe_routing_kernels.routers import formulas, losses
 from moe_routing_kernels.routers.learned import COMMON_LOSSES, Learned, Routing, by_column
 
 
@@ -90,7 +90,7 @@ class NullExperts(Learned):
         """Route; weights are renormalised over the true experts, and are all 0 where there is none."""
         logits = self.logits(x)
         everything = logits.softmax(1)
-        ids, picked = softmax_topk.route(logits, self.picks, renormalize=False)
+        ids, picked = formulas.route_softmax_topk(logits, self.picks, renormalize=False)
         true = picked.masked_fill(ids >= self.experts, 0.0)
         weights = true / true.sum(1, keepdim=True).clamp(min=1e-10)
         scores = logits[:, : self.experts].softmax(1)
@@ -127,7 +127,7 @@ class MoEPlusPlus(Learned):
         """Route over E + 4 experts."""
         logits = self.logits(x)
         everything = logits.softmax(1)
-        ids, picked = softmax_topk.route(logits, self.top_k, renormalize=False)
+        ids, picked = formulas.route_softmax_topk(logits, self.top_k, renormalize=False)
         used = picked.masked_fill(ids == self.experts, 0.0)
         weights = used / used.sum(1, keepdim=True).clamp(min=1e-10)
         scores = logits[:, : self.experts].softmax(1)

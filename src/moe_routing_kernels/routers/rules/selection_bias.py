@@ -5,11 +5,11 @@ from torch import Tensor
 
 from moe_routing_kernels import routers
 from moe_routing_kernels.errors import bad, pick
-from moe_routing_kernels.routers import choice, losses, sigmoid_topk, sqrtsoftplus_topk
+from moe_routing_kernels.routers import formulas, losses
+from moe_routing_kernels.routers.formulas import select
 from moe_routing_kernels.routers.learned import Learned, Routing
-from moe_routing_kernels.routers.sigmoid_topk import select
 
-SCORES = {"sigmoid": sigmoid_topk.score, "sqrtsoftplus": sqrtsoftplus_topk.score}
+SCORES = {"sigmoid": formulas.score_sigmoid_topk, "sqrtsoftplus": formulas.score_sqrtsoftplus_topk}
 
 
 class BiasedTopk(Learned):
@@ -42,12 +42,12 @@ class BiasedTopk(Learned):
         """Choose by score and bias, and weigh by the score alone."""
         logits = self.logits(x)
         values = self.score(logits)
-        ids, weights = sigmoid_topk.select(values, self.top_k, self.bias, **self.limits)
+        ids, weights = formulas.select(values, self.top_k, self.bias, **self.limits)
         if not self.renormalize:
             weights = values.gather(1, ids.long()) * self.limits["scale"]
         if self.training:
             self.load.add_(losses.counts(ids, self.experts))
-        scores = choice.distribution(values)
+        scores = formulas.distribution(values)
         return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
 
     @torch.no_grad()
@@ -88,7 +88,7 @@ class QuantileBalancing(Learned):
         if self.training:
             self.pending.add_(balancing_bias(values.detach(), self.bias, self.top_k))
             self.forwards.add_(1)
-        scores = choice.distribution(values)
+        scores = formulas.distribution(values)
         return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
 """Top-k of the softmax of the logits: as it is, of one or two experts, of noisy logits, and in two passes.
 
-The table names the sources; the choice itself is that of the gate rule in `routers/softmax_topk.py`.
+The table names the sources; the choice itself is that of the gate rule in `routers/formulas.py`.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from moe_routing_kernels import routers
 from moe_routing_kernels.errors import bad
-from moe_routing_kernels.routers import learned, losses, softmax_topk
+from moe_routing_kernels.routers import formulas, learned, losses
 from moe_routing_kernels.routers.learned import COMMON_LOSSES, Learned, Routing
 
 
@@ -24,7 +24,7 @@ class SoftmaxTopk(Learned):
         """Raises `UserError` where the groups do not fit."""
         super().__init__(*args)
         options = {"renormalize": renormalize, "groups": groups, "keep_groups": keep_groups, "scale": scale}
-        gate = routers.GateRule(self.rule.name, "softmax_topk", self.rule.summary, options)
+        gate = routers.GateRule(self.rule.name, "formulas:softmax_topk", self.rule.summary, options)
         gate.check(self.experts, self.top_k)
         self.route, self.groups = gate.load(), groups
 
@@ -53,7 +53,7 @@ class SwitchTop1(Learned):
         if self.training and self.jitter:
             x = x.float() * torch.empty_like(x, dtype=torch.float32).uniform_(1 - self.jitter, 1 + self.jitter)
         logits = self.logits(x)
-        ids, weights = softmax_topk.route(logits, 1, renormalize=False)
+        ids, weights = formulas.route_softmax_topk(logits, 1, renormalize=False)
         scores = logits.softmax(1)
         return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
 
@@ -71,7 +71,7 @@ class GShardTop2(Learned):
         """Route; leaving out the second expert does not change the weight of the first."""
         logits = self.logits(x)
         scores = logits.softmax(1)
-        ids, weights = softmax_topk.route(logits, 2, renormalize=True)
+        ids, weights = formulas.route_softmax_topk(logits, 2, renormalize=True)
         first = ids[:, :1]
         if self.training:
             dropped = torch.rand_like(weights) >= 2 * weights  # never the first: its weight is at least 1/2
@@ -107,7 +107,7 @@ class NoisyTopk(Learned):
         spread = nn.functional.softplus(learned.in_float32(self.noise, x)) + LEAST_SPREAD
         if self.training:
             noisy = clean + torch.randn_like(clean) * spread
-        ids, weights = softmax_topk.route(noisy, self.top_k, renormalize=True)
+        ids, weights = formulas.route_softmax_topk(noisy, self.top_k, renormalize=True)
         scores = noisy.softmax(1)
         terms = self.terms(
             clean,
@@ -139,6 +139,6 @@ class ChainOfExperts(Learned):
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
         """Route one pass; ids (T, top_k / 2)."""
         logits = self.logits(x)
-        ids, weights = softmax_topk.route(logits, self.top_k // self.passes, renormalize=False)
+        ids, weights = formulas.route_softmax_topk(logits, self.top_k // self.passes, renormalize=False)
         scores = logits.softmax(1)
         return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
