@@ -1,0 +1,67 @@
+"""What the judge makes of the time that an isolated process computes for a turn."""
+
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+
+from moe_routing_bench.measure import turns
+from moe_routing_bench.measure.candidate import Failure
+from moe_routing_bench.measure.quiet import Quiet
+from moe_routing_bench.measure.turns import Turn, Turns
+
+
+def judged(**process) -> Turns:
+    """Turns of a fake process on a CPU, without what binding it would find."""
+    known = Turns.__new__(Turns)
+    known._kind, known._quiet, known._process = "cpu", Quiet(), SimpleNamespace(alone=lambda: None, **process)
+    return known
+
+
+@pytest.mark.parametrize(
+    ("threads", "computed", "refused"), [(1, 0.013, False), (1, 0.015, True), (2, 0.09, False), (2, 0.1, True)]
+)
+def test_threads_that_wait_until_they_are_stopped_are_no_further_threads(threads, computed, refused, monkeypatch):
+    """A reply after 10 ms, and a stop 30 ms later. A single thread waits for nothing."""
+    clock, spent = iter([0.0, 0.04]), iter([1.0, 1.0 + computed])
+    monkeypatch.setattr(turns, "perf_counter", lambda: next(clock))
+    known = judged(
+        threads=threads, cpu_seconds=lambda: next(spent), ask=lambda *_: ({}, 0.01), spent=lambda said, seconds: seconds
+    )
+    if refused:
+        with pytest.raises(Failure, match=rf"on {threads} threads"):
+            known._turn("run", 1)
+    else:
+        assert known._turn("run", 1) == Turn(0.01, pytest.approx(computed))
+
+
+@pytest.mark.parametrize(
+    ("threads", "lone", "seconds", "refused"),
+    [
+        (1, lambda turn: 1e-3, 0, True),
+        (1, lambda turn: 1e-3 if turn < 30 else 1e-4, 0, False),
+        (1, lambda turn: 1e-3 if turn < 60 else 1e-4, 0, True),
+        (2, lambda turn: 1e-3 if turn < 60 else 1e-4, 0, False),
+        (2, lambda turn: 1e-3 if turn < 60 else 1e-4, 6, True),
+        (2, lambda turn: 1e-3, 0, True),
+    ],
+    ids=["leaves work out", "busy host", "busier host", "threads that wait", "for long", "left out by threads"],
+)
+def test_few_rotations_are_compared_with_many_for_longer_where_threads_wait(
+    threads, lone, seconds, refused, monkeypatch
+):
+    """A call of many takes 0.1 ms; a rotation alone takes ten times that, always or in the first turns. Turns are looked at five at a time."""
+    passed, lone_turns = count(0, seconds), count()
+    monkeypatch.setattr(turns, "perf_counter", lambda: next(passed))
+    monkeypatch.setattr(turns, "_BESIDE", {"cpu": 10.0})
+    known = judged(threads=threads, believed=lambda: None, least_handover_us=0.0)
+    known._request, known._rotations, known._count = "run", 1, 10
+    known._sets = SimpleNamespace(novel=lambda: None, load=lambda draw: None, base=None)
+    known._right = lambda: None
+    known._turn = lambda request, rotations: Turn(1e-4, 1e-4)
+    known._looked_at = lambda request, rotations: Turn(0, 1e-3 if request == "run" else lone(next(lone_turns)))
+    if refused:
+        with pytest.raises(Failure, match="in 1 rotations as among 10"):
+            known.judge()
+    else:
+        known.judge()
