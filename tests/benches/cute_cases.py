@@ -21,8 +21,7 @@ from moe_routing_kernels.combine import cute_combine
 from moe_routing_kernels.cute.cache import DTYPES
 from moe_routing_kernels.experts import Experts, cute_quantised
 from moe_routing_kernels.formats.weights import WEIGHTS
-from moe_routing_kernels.gate import cute_gate
-from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.gate import cute_gate, rule_of
 from moe_routing_kernels.gemm.sm90 import fp8, grouped_gemm, loads, quantised, training, wgrad
 from moe_routing_kernels.gemm.sm90.dequantise import subtracts
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import LOADERS, Fp8Gemm

@@ -17,8 +17,7 @@ from moe_routing_bench.peers.quack_kernels import Tiles, tiles_of
 from moe_routing_kernels.combine import cute_combine
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.experts import Experts, cute_experts, cute_fp8, cute_quantised
-from moe_routing_kernels.gate import cute_gate
-from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.gate import cute_gate, rule_of
 from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
 from moe_routing_kernels.pack import cute_pack
 

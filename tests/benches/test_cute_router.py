@@ -8,7 +8,7 @@ pytest.importorskip("cutlass")
 import cutlass
 import cutlass.cute as cute
 
-from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.gate import rule_of
 from moe_routing_kernels.router import cute_gemm, cute_router
 
 

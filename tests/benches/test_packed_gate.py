@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 from moe_routing_kernels.cute import power_of_2
-from moe_routing_kernels.gate import cute_packed, cute_primitives
-from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.gate import cute_packed, cute_primitives, rule_of
 
 SHAPES = [
     (4, 2, 1),

@@ -16,7 +16,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.benches.training import definition, step
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_kernels.activations import activation_of
-from moe_routing_kernels.gate.rules import FUSED
+from moe_routing_kernels.gate import FUSED
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.permute import RowLayout
 from moe_routing_kernels.routers import ROUTERS

@@ -11,8 +11,7 @@ pytest.importorskip("cutlass")
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_kernels.cute.cache import current_arch
-from moe_routing_kernels.gate import cute_gate
-from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.gate import cute_gate, rule_of
 
 pytestmark = pytest.mark.gpu
 if not torch.cuda.is_available():

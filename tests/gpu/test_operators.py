@@ -21,7 +21,7 @@ from ops_cases import CASES, DTYPES, check, check_feed, check_gate, check_permut
 from activations import EVERY
 from moe_routing_kernels import ops
 from moe_routing_kernels.choices import chooser
-from moe_routing_kernels.gate.rules import FUSED
+from moe_routing_kernels.gate import FUSED
 from moe_routing_kernels.ops import backends
 from moe_routing_kernels.permute import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_kernels import ops
-from moe_routing_kernels.gate.rules import FusedRule, rule_of
+from moe_routing_kernels.gate import FusedRule, rule_of
 from moe_routing_kernels.ops.reference import wide
 
 INF = math.inf

@@ -13,7 +13,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.workload.draw import draw_ids, generator
 from moe_routing_bench.workload.rows import row_layout, row_map
 from moe_routing_kernels.choices import chooser
-from moe_routing_kernels.gate.rules import FUSED
+from moe_routing_kernels.gate import FUSED
 from moe_routing_kernels.ops import backends, cuda, reference
 from moe_routing_kernels.permute import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS

@@ -18,7 +18,7 @@ from torch import Tensor
 from activations import EVERY
 from moe_routing_kernels import ops
 from moe_routing_kernels.activations import activation_of
-from moe_routing_kernels.gate.rules import FUSED
+from moe_routing_kernels.gate import FUSED
 from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)

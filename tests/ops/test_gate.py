@@ -7,7 +7,7 @@ from torch.library import opcheck
 
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.gate.rules import FUSED
+from moe_routing_kernels.gate import FUSED
 from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)

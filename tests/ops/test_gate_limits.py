@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.gate.rules import FUSED
+from moe_routing_kernels.gate import FUSED
 from moe_routing_kernels.routers import ROUTERS, scaled
 
 torch.set_num_threads(1)

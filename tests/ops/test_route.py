@@ -13,7 +13,7 @@ from torch import Tensor
 from moe_routing_bench.store import platforms
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.gate.rules import FUSED
+from moe_routing_kernels.gate import FUSED
 from moe_routing_kernels.permute import LAYOUTS
 from moe_routing_kernels.routers import ROUTERS
 

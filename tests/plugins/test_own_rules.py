@@ -11,8 +11,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_kernels import routers
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.gate import Gate
-from moe_routing_kernels.gate.rules import unsupported
+from moe_routing_kernels.gate import Gate, unsupported
 from moe_routing_kernels.routers import ROUTERS
 
 RULE = """

@@ -95,7 +95,6 @@ def test_a_kernel_depends_on_no_other_operation() -> None:
     assert {
         "pack/cute_pack.py",
         "pack/cute_pack_bulk.py",
-        "pack/e4m3.py",
         "formats/__init__.py",
     } <= names
     assert {"__init__.py", "cute/cache.py", "pack/__init__.py"} <= names

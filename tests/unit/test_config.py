@@ -180,7 +180,7 @@ def test_code_files_follow_what_a_bench_is_made_of():
     has = lambda files, part: any(part in name for name in files)  # noqa: E731
     assert not has(gate, "routers/learned.py") and not has(gate, "routers/rules/")
     assert has(gate, "routers/formulas.py") and has(gate, "measure/worker.py") and not has(gate, "benches/pack")
-    assert has(pack, "cute/cache.py") and has(gate, "gate/rules.py") and not has(pack, "composite.py")
+    assert has(pack, "cute/cache.py") and has(gate, "gate/__init__.py") and not has(pack, "composite.py")
     assert has(layer, "composite.py") and has(layer, "benches/routing") and has(layer, "benches/gate")
     assert not has(layer, "figures/") and not has(layer, "cli/") and not has(layer, "fields.py")
 

@@ -30,7 +30,7 @@ HOUSES = {
         "pack": "cute formats implementations target",
         "combine": "cute formats implementations target",
         "router": "cute gate implementations routers target",
-        "gemm": "activations cute pack",
+        "gemm": "activations cute formats pack",
         "layer": "errors cute permute gate combine experts formats implementations target",
         "experts": "activations errors formats cute gemm layer pack combine permute implementations target",
         "routing": "implementations permute",

@@ -1,20 +1,25 @@
-"""All commands by name. A command's module is imported when it is called: pandas, torch and Arrow take a second, `--help` does not need them."""
+"""All commands by name, and which texts a command line may hold: numbers in decimal digits, names without control characters, nothing empty.
+
+A command's module is imported when it is called: pandas, torch and Arrow take a second, `--help` does not need them.
+"""
 
 import ast
 import contextlib
 import functools
 import importlib
+import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from moe_routing_bench.cli import texts
+from moe_routing_bench.fields import decimal
+from moe_routing_bench.streams import holds_controls
 from moe_routing_kernels.errors import MOST_LETTERS, UserError, bad, one_line
 
 # The function of each command, in a module of `cli`, below the heading that it has in the help.
@@ -80,7 +85,7 @@ class Command(TyperCommand):
             once = option.param_type_name == "option" and not option.multiple  # type: ignore
             if once and order.count(option) > 1:
                 raise bad(option.opts[0], f"{order.count(option)} times", "once")
-            texts.check(self.callback, option, values[option.name])  # type: ignore
+            check_text(self.callback, option, values[option.name])  # type: ignore
         with _one_line(ctx):
             return super().parse_args(ctx, args)
 
@@ -165,3 +170,44 @@ def summary(function: str) -> str:
     definitions = [node for node in _parsed(module).body if isinstance(node, ast.FunctionDef) and node.name == name]
     sentence = re.split(r"(?<=\.)\s", f"{ast.get_docstring(definitions[0])} ")[0].rstrip(".")
     return " ".join(sentence.split())
+
+
+_JSON = ("config_json", "spec")  # texts of many lines
+_MOST_LETTERS = 4096
+
+
+def check_text(callback: Callable, parameter: Any, value: Any) -> None:
+    """Raise `UserError` where a parameter of a command got a text, or a list with one, that is no value of it."""
+    texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+    known = inspect.signature(callback).parameters
+    if parameter.name not in known:  # --help
+        return
+    kinds = _kinds(known[parameter.name].annotation)
+    name = parameter.opts[0] if parameter.param_type_name == "option" else parameter.name.upper()
+    for text in texts:
+        if isinstance(text, str):
+            _check_text(name, text, kinds, parameter.name)
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that an annotation names."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    inner = get_args(annotation)
+    return set().union(*map(_kinds, inner)) if inner else {annotation}
+
+
+def _check_text(name: str, text: str, kinds: set[Any], parameter: str) -> None:
+    for kind, allowed in ((int, "a whole number"), (float, "a number")):
+        if kind in kinds and decimal(kind, text) is None:
+            raise bad(name, text, f"{allowed}, in decimal digits")
+    if parameter in _JSON:
+        return
+    if not text.strip():
+        raise bad(name, text, "a text that is not empty")
+    if holds_controls(text):
+        raise bad(name, text, "a text without control characters")
+    if Path in kinds and set(text) & set("*?"):
+        raise bad(name, text, "a path without * and ?", "no file has matched this pattern of the shell")
+    if len(text) > _MOST_LETTERS:
+        raise bad(name, text, f"at most {_MOST_LETTERS} letters")

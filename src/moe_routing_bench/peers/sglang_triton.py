@@ -19,8 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from moe_routing_bench.peers.common import returned
-from moe_routing_bench.peers.fused_weights import Fused, formats_unsupported, fused_weights
+from moe_routing_bench.peers.common import Fused, formats_unsupported, fused_weights, returned
 from moe_routing_bench.peers.loading import SGLANG, Partial, Quiet, complete, file_of
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.layer import Layer

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from moe_routing_bench.peers.fused_weights import in_turns
+from moe_routing_bench.peers.common import in_turns
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import activate, mixed_formats, other_activations, other_rows, unaligned

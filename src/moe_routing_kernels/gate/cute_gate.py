@@ -24,12 +24,11 @@ from torch import Tensor
 
 from moe_routing_kernels.cute import WARP, power_of_2
 from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, current_arch, fake_tensor, per_problem
-from moe_routing_kernels.gate import Gate
+from moe_routing_kernels.gate import FusedRule, Gate, rule_of, unsupported
 from moe_routing_kernels.gate.cute_exact import exact_warp
 from moe_routing_kernels.gate.cute_packed import VECTOR, packed_warp
 from moe_routing_kernels.gate.cute_primitives import THREADS
 from moe_routing_kernels.gate.cute_threshold import threshold_warp
-from moe_routing_kernels.gate.rules import FusedRule, rule_of, unsupported
 from moe_routing_kernels.target import MEASURED, Target
 
 __all__ = [

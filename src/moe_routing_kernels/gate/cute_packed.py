@@ -17,6 +17,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from moe_routing_kernels.cute import WARP, power_of_2
+from moe_routing_kernels.gate import FusedRule
 from moe_routing_kernels.gate.cute_exact import exact_warp
 from moe_routing_kernels.gate.cute_primitives import (
     bitcast,
@@ -30,7 +31,6 @@ from moe_routing_kernels.gate.cute_primitives import (
     tagged,
 )
 from moe_routing_kernels.gate.cute_staging import VECTOR, stage_rows
-from moe_routing_kernels.gate.rules import FusedRule
 
 
 def pick(options: list[list[Any]], index: Int32) -> list[Any]:

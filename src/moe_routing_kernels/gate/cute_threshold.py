@@ -18,6 +18,7 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from moe_routing_kernels.cute import WARP
+from moe_routing_kernels.gate import FusedRule
 from moe_routing_kernels.gate.cute_candidates import (
     INFINITY,
     Segment,
@@ -39,7 +40,6 @@ from moe_routing_kernels.gate.cute_primitives import (
     warp_tensor,
 )
 from moe_routing_kernels.gate.cute_staging import VECTOR
-from moe_routing_kernels.gate.rules import FusedRule
 
 
 @cute.jit

@@ -16,8 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moe_routing_kernels.gate import Gate
-from moe_routing_kernels.gate.rules import rule_of, unsupported
+from moe_routing_kernels.gate import Gate, rule_of, unsupported
 from moe_routing_kernels.routers import formulas
 from moe_routing_kernels.target import Target
 

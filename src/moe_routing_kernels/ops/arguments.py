@@ -6,7 +6,7 @@ from torch import Tensor
 
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import UserError, bad, pick, positive, whole
-from moe_routing_kernels.gate.rules import FUSED, FUSED_FORMULAS
+from moe_routing_kernels.gate import FUSED, FUSED_FORMULAS
 from moe_routing_kernels.ops.reference import wide
 from moe_routing_kernels.permute import LAYOUTS, MOST_ROWS, RowLayout
 from moe_routing_kernels.routers import POSITIVE, ROUTERS

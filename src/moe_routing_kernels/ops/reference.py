@@ -13,7 +13,7 @@ from torch import Tensor
 
 from moe_routing_kernels.activations import Activation, activation_of
 from moe_routing_kernels.experts.common import activate
-from moe_routing_kernels.gate.rules import FusedRule, rule_of
+from moe_routing_kernels.gate import FusedRule, rule_of
 from moe_routing_kernels.permute import RowLayout, torch_permute
 from moe_routing_kernels.routers import formulas
 

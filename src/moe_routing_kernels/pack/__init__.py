@@ -5,8 +5,11 @@ from dataclasses import dataclass
 
 from moe_routing_kernels import formats
 from moe_routing_kernels.implementations import Candidate
+from moe_routing_kernels.target import Target
 
 MAX_CHECKED_ROWS = 16
+ELEMENT = "float8_e4m3fn"  # that kernels quantise to
+LARGEST = 448.0  # of its numbers
 
 
 @dataclass(frozen=True)
@@ -50,3 +53,19 @@ IMPLEMENTATIONS = (
     Candidate("triton", "triton_pack", requires=("gpu", "triton"), rank=2),
     Candidate("cute", "cute_pack", requires=("nvidia", "cutlass"), rank=1),
 )
+
+
+def other_element(packed: formats.Format) -> str | None:
+    """Why kernels that write e4m3 elements with float32 scales cannot write this format, or None."""
+    if (packed.element, packed.scale, packed.zero_point) != (ELEMENT, "float32", None):
+        return f"the kernel writes {ELEMENT} with float32 scales, not {packed.name}"
+    return None
+
+
+def no_conversion(packed: formats.Format, target: Target | None = None) -> str | None:
+    """Why a GPU by NVIDIA, the current one where no target is given, cannot convert to the format, or None."""
+    target = target or Target.here()
+    if packed.element == ELEMENT and target.vendor == "nvidia" and target.capability < (8, 9):
+        major, minor = target.capability
+        return f"conversion to {ELEMENT} needs compute capability 8.9, this GPU has {major}.{minor}"
+    return None

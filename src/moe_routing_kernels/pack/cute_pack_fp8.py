@@ -28,7 +28,8 @@ from moe_routing_kernels.cute import VECTOR_BYTES, WARP
 from moe_routing_kernels.cute import rows as cute_rows
 from moe_routing_kernels.cute.cache import cached, compile_kernel, current_arch, fake_tensor, per_problem
 from moe_routing_kernels.cute.rows import RowTiling, load_token, token_groups
-from moe_routing_kernels.pack import Pack, e4m3
+from moe_routing_kernels.formats import LEAST_AMAX
+from moe_routing_kernels.pack import LARGEST, Pack, no_conversion, other_element
 from moe_routing_kernels.target import MEASURED, Target
 
 ENOUGH_BLOCKS = 12  # per multiprocessor: fewer leave it partly idle, and threads then take fewer vectors each
@@ -91,9 +92,9 @@ def quantise(fragment: cute.Tensor, lane: Any, tiling: cutlass.Constexpr, layout
         amax = over_lanes(largest(fragment, first, layout.vectors_per_scale), WARP // layout.scales_per_access)
         if cutlass.const_expr(tiling.lanes > WARP):
             amax = over_warps(amax, tiling.lanes // WARP)
-        small = amax < e4m3.LEAST_AMAX
-        scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / e4m3.LARGEST))
-        factor = cutlass.select_(small, Float32(1.0), e4m3.LARGEST * cute.arch.rcp_approx(amax))
+        small = amax < LEAST_AMAX
+        scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / LARGEST))
+        factor = cutlass.select_(small, Float32(1.0), LARGEST * cute.arch.rcp_approx(amax))
         for v in cutlass.range_constexpr(first, first + layout.vectors_per_scale):
             wide[None, v].store(wide[None, v].load() * factor)
         if cutlass.const_expr(layout.scales_per_access > 1):
@@ -239,7 +240,7 @@ def unsupported(problem: Pack) -> str | None:
     if group != hidden and (group % width or (access % group and group % access) or group > WARP * per_thread):
         sizes = f"a power of two from {width} to {access} elements or a multiple of {access} up to {WARP * per_thread}"
         return f"the cute pack takes groups of {sizes} (in vectors of {width}), not {group}"
-    return e4m3.other_element(problem.packed_format) or e4m3.no_conversion(problem.packed_format)
+    return other_element(problem.packed_format) or no_conversion(problem.packed_format)
 
 
 def precompile(problem: Pack, arch: str, *, checked_rows: int) -> None:

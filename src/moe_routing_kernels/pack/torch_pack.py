@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from moe_routing_kernels.formats import quantise
-from moe_routing_kernels.pack import Pack, e4m3
+from moe_routing_kernels.pack import Pack, no_conversion
 
 
 def unsupported_fp8(problem: Pack, *, compiled: bool = False) -> str | None:
     """Why this problem cannot run, or None: eager torch converts on every device."""
-    return e4m3.no_conversion(problem.packed_format) if compiled else None
+    return no_conversion(problem.packed_format) if compiled else None
 
 
 def bind_fp8(

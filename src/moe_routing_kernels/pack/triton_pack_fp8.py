@@ -21,7 +21,8 @@ import torch
 import triton
 import triton.language as tl
 
-from moe_routing_kernels.pack import Pack, e4m3
+from moe_routing_kernels.formats import LEAST_AMAX
+from moe_routing_kernels.pack import LARGEST, Pack, no_conversion, other_element
 from moe_routing_kernels.target import Target
 
 BLOCK_ELEMENTS = 4096  # of a program: 128 threads with four 16-byte vectors of bf16 each
@@ -90,7 +91,7 @@ def unsupported(problem: Pack) -> str | None:
     """Why the kernel cannot run a problem, or None."""
     if problem.group > MAX_GROUP:
         return f"the triton pack holds up to {MAX_GROUP} elements that share a scale, not {problem.group}"
-    return e4m3.other_element(problem.packed_format) or e4m3.no_conversion(problem.packed_format)
+    return other_element(problem.packed_format) or no_conversion(problem.packed_format)
 
 
 def choose_items(items: int, width: int, enough: int) -> int:
@@ -131,8 +132,8 @@ def bind(
         width,
         block,
         checked_rows,
-        e4m3.LARGEST,
-        e4m3.LEAST_AMAX,
+        LARGEST,
+        LEAST_AMAX,
     )
     grid, num_warps = (math.ceil(items / block),), 4 if block * width <= 8192 else 8 if block * width <= 16384 else 16
     if not triton.knobs.runtime.interpret:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from moe_routing_kernels.gate import Gate, rules
+from moe_routing_kernels import gate
+from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.implementations import Candidate
 
 
@@ -39,7 +40,7 @@ def unsupported(problem: Router) -> str | None:
         return "the fused router takes bf16 and fp16: tensor cores round float32"
     if problem.tokens * problem.experts >= 2**31:
         return "the fused router addresses its scores with 32 bits: fewer than 2^31 of them"
-    return rules.unsupported(problem.gate)
+    return gate.unsupported(problem.gate)
 
 
 def splits_of(tokens: int, hidden: int, tile: int, multiprocessors: int) -> int:

@@ -23,9 +23,9 @@ from cutlass import Float32, Int32, Int64
 from torch import Tensor
 
 from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, current_arch, fake_tensor, per_problem
+from moe_routing_kernels.gate import WARP, FusedRule, rule_of
 from moe_routing_kernels.gate.cute_exact import exact_warp
 from moe_routing_kernels.gate.cute_primitives import THREADS
-from moe_routing_kernels.gate.rules import WARP, FusedRule, rule_of
 from moe_routing_kernels.router import Router, splits_of, unsupported
 from moe_routing_kernels.router.cute_gemm import (
     CHUNK,

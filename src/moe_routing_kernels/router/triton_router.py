@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from moe_routing_kernels.gate.rules import rule_of
+from moe_routing_kernels.gate import rule_of
 from moe_routing_kernels.gate.triton_gate import choose, expert_of, store_choice, weigh
 from moe_routing_kernels.router import Router, splits_of, unsupported
 from moe_routing_kernels.target import Target

@@ -21,7 +21,7 @@ from moe_routing_bench.workload.draw import generator, randn
 from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import bad
-from moe_routing_kernels.gate.rules import FUSED, FUSED_FORMULAS
+from moe_routing_kernels.gate import FUSED, FUSED_FORMULAS
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.routers import ROUTERS
 

@@ -20,12 +20,13 @@ from cutlass import BFloat16, Float8E4M3FN, Float32, Int32, Int64, Uint32
 from cutlass.cute.nvgpu import warp
 
 from moe_routing_kernels.cute import VECTOR_BYTES, WARP
+from moe_routing_kernels.formats import LEAST_AMAX
 from moe_routing_kernels.gemm.sm90.epilogue import activate
 from moe_routing_kernels.gemm.sm90.fp8_mainloop import BLOCK, WARP_ROWS, Fp8Gemm
 from moe_routing_kernels.gemm.sm90.fp8_upright import matrix_place
 from moe_routing_kernels.gemm.sm90.schedule import MAINLOOP
 from moe_routing_kernels.gemm.sm90.tile import MMA_M, WARPGROUP
-from moe_routing_kernels.pack import e4m3
+from moe_routing_kernels.pack import LARGEST
 from moe_routing_kernels.pack.cute_pack_fp8 import over_lanes
 
 EXCHANGE = MAINLOOP  # the named barrier of both warpgroups
@@ -86,9 +87,9 @@ def token_of(m_atom: int, half: int) -> Any:
 
 def scale_and_factor(amax: Any) -> tuple[Any, Any]:
     """The scale of numbers whose largest is amax, and the factor that they are multiplied by, as in `cute_pack_fp8`."""
-    small = amax < e4m3.LEAST_AMAX
-    scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / e4m3.LARGEST))
-    return scale, cutlass.select_(small, Float32(1.0), e4m3.LARGEST * cute.arch.rcp_approx(amax))
+    small = amax < LEAST_AMAX
+    scale = cutlass.select_(small, Float32(1.0), amax * Float32(1 / LARGEST))
+    return scale, cutlass.select_(small, Float32(1.0), LARGEST * cute.arch.rcp_approx(amax))
 
 
 def in_order(words: list) -> list:
