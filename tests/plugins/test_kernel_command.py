@@ -7,8 +7,8 @@ import pytest
 
 from moe_routing_bench import api
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.cli import init
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.cli import starting
 
 SMALL = {"tokens": 64, "hidden": 64, "intermediate": 32, "experts": 4}
 
@@ -28,7 +28,7 @@ def call(monkeypatch, capsys, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("bench", starting.KERNELS)
+@pytest.mark.parametrize("bench", init.KERNELS)
 def test_what_is_written_is_right_and_says_what_the_tensors_are(bench, call, tmp_path):
     name = f"begun_{bench}"
     code, out, _ = call(bench, f"{name}.py")
@@ -46,7 +46,7 @@ def test_what_is_written_is_right_and_says_what_the_tensors_are(bench, call, tmp
 
 def test_every_bench_has_one_or_is_made_of_others(call):
     composed = {"training", "model", *(name for name, bench in BENCHES.items() if bench.stages)}
-    assert not composed & set(starting.KERNELS)
+    assert not composed & set(init.KERNELS)
     for bench in composed:
         code, _, error = call(bench, "mine.py")
         assert code == 2 and "examples/own_kernel" in error and error.count("\n") == 1

@@ -110,8 +110,8 @@ def test_every_printed_command_with_a_path_is_among_these():
     }
     # names of benches, of modules (identifiers), of the project's own files; counts
     assert found <= {
-        ("starting.py", "name"),
-        ("starting.py", "bench"),
+        ("init.py", "name"),
+        ("init.py", "bench"),
         ("table.py", "FILE.name"),
         ("trace.py", "summary.top_k"),
         ("peers.py", "version"),
