@@ -21,6 +21,9 @@ from moe_routing_bench import student
 
 CONFIDENCE = 0.95
 LEAST_BLOCKS = 3  # fewer have no interval: nothing is known of their spread
+# An interval of a time that reaches further than so many times the median, or below as small a part, says nothing; that of a ratio of two
+# times where it reaches further than the square.
+MOST_TIMES = 10.0
 FEW_TURNS = 3  # their spread is known so badly that it can look tiny by chance
 _TRIMMED = 0.2  # of the blocks, at either end
 _MOST_CORRELATION = 0.97
@@ -56,8 +59,10 @@ class _Estimate(NamedTuple):
 
     @property
     def ratio(self) -> Ratio:
-        """The ratio whose logarithm this is, both ends of its interval, and p of its being 1."""
+        """The ratio whose logarithm this is, both ends of its interval, and p of its being 1; the ratio alone where the interval says nothing."""
         low, high = self.ends
+        if max(self.median - low, high - self.median) > 2 * math.log(MOST_TIMES):
+            return float(np.exp(self.median)), None, None, None
         return float(np.exp(self.median)), float(np.exp(low)), float(np.exp(high)), self.p
 
 
@@ -88,9 +93,15 @@ def interval(values: Sequence[float], turns: Sequence[int] | None = None) -> tup
 
 
 def time_interval(block_medians: Sequence[float], turns: Sequence[int] | None = None) -> tuple[float, float] | None:
-    """`interval` of times, which are positive: that of their logarithms."""
+    """`interval` of times, which are positive: that of their logarithms. None also where it says nothing."""
     found = interval(np.log(block_medians).tolist(), turns)
-    return found and (float(np.exp(found[0])), float(np.exp(found[1])))
+    return found and telling((float(np.exp(found[0])), float(np.exp(found[1]))), float(np.median(block_medians)))
+
+
+def telling(ends: tuple[float, float], median: float) -> tuple[float, float] | None:
+    """An interval of a time with this median; None where it reaches so far that it says nothing of the time."""
+    low, high = ends
+    return ends if low * MOST_TIMES >= median and high <= MOST_TIMES * median else None
 
 
 def half_width(ends: tuple[float | None, float | None], median: float) -> float:
@@ -103,7 +114,7 @@ def paired_ratio(baseline: Sequence[float], other: Sequence[float], turns: Seque
     """Speed-up of `other` over `baseline`, both ends of its 95 % interval, and p of its being 1, from block medians paired
     within rounds, or within long turns.
 
-    Interval and p are None where there are too few pairs or turns.
+    Interval and p are None where there are too few pairs or turns, or where they say nothing.
     """
     logs = np.log(np.asarray(baseline) / np.asarray(other))
     found = _estimate(logs, turns)
@@ -118,7 +129,7 @@ def unpaired_ratio(
     """Median of `before` over that of `after`, both ends of the 95 % interval, and p of its being 1, from block medians that share no
     rounds, each with its turns: a Welch interval of the logarithms.
 
-    Interval and p are None where either has too few.
+    Interval and p are None where either has too few, or where they say nothing.
     """
     logs = [np.log(side) for side in (before, after)]
     median = float(np.median(logs[0]) - np.median(logs[1]))

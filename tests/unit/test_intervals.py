@@ -150,9 +150,21 @@ def test_the_interval_of_two_runs_is_welch_s():
 
 
 def test_no_interval_of_a_time_reaches_zero():
-    """Three blocks that differ by a factor of a hundred."""
-    low, high = intervals.time_interval([1.0, 100.0, 10.0])
-    assert 0 < low < 10 < high
+    """Blocks that differ by a factor of nine."""
+    low, high = intervals.time_interval([3.0, 27.0, 9.0] * 4)
+    assert 0 < low < 9 < high
+
+
+@pytest.mark.parametrize(("blocks", "turns"), [([1.0, 100.0, 10.0], None), ([10.0, 11.0, 20.0, 21.0], [0, 0, 1, 1])])
+def test_an_interval_that_says_nothing_of_a_time_is_none(blocks, turns):
+    """It would reach from a tenth of the median or less to ten times it or more."""
+    assert intervals.interval(np.log(blocks).tolist(), turns) is not None
+    assert intervals.time_interval(blocks, turns) is None
+
+
+@pytest.mark.parametrize(("low", "high", "kept"), [(1.0, 100.0, True), (0.99, 20.0, False), (5.0, 100.1, False)])
+def test_an_interval_says_something_within_ten_times_the_median(low, high, kept):
+    assert (intervals.telling((low, high), 10.0) is not None) == kept
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 3.0])

@@ -10,7 +10,7 @@ from moe_routing_bench.comparison import slow_noise
 from moe_routing_bench.comparison.ratios import between, is_paired
 from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.grid.cell import Settings
-from moe_routing_bench.intervals import half_width, time_interval, turn_medians, turns_of
+from moe_routing_bench.intervals import half_width, telling, time_interval, turn_medians, turns_of
 
 _RATIOS = {"speedup": "baseline", "best_speedup": "best_other"}  # each over the row of that name in the same cell
 _ENDS = ("_ci_low", "_ci_high", "_p")
@@ -53,7 +53,8 @@ def with_intervals(table: pa.Table) -> pa.Table:
     for i in timed:
         row, known = rows[i], noise[_kind(rows[i])]
         slow = known and _slow(row, series[i], known)
-        low, high = slow[:2] if slow else time_interval(row["block_medians_us"], turns_of(row)) or (None, None)
+        ends = telling(slow[:2], row["median_us"]) if slow else time_interval(row["block_medians_us"], turns_of(row))
+        low, high = ends or (None, None)
         columns["ci_low_us"][i] = None if low is None else min(low, row["median_us"])
         columns["ci_high_us"][i] = None if high is None else max(high, row["median_us"])
         if known and row["converged"]:

@@ -5,6 +5,7 @@ import functools
 import random
 import secrets
 from collections.abc import Callable, Iterator
+from math import isfinite
 from statistics import median
 from time import perf_counter, sleep  # by their own names, as in `timers`
 from typing import Any
@@ -71,7 +72,7 @@ def sample(job: Job, alive: list[Candidate], sets: Sets, gpu: Any, guarded: Guar
         candidate.fields |= {
             "turns": "long" if limited else "short",
             "converged": width <= job.settings.target_half_width,
-            "stop_reason": f"{stop}, half-width {width:.2%}",
+            "stop_reason": f"{stop}, {f'half-width {width:.2%}' if isfinite(width) else 'no interval'}",
         }
 
 
