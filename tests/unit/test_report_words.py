@@ -60,7 +60,7 @@ def test_a_layer_that_is_put_together_names_its_parts():
     """With the package that a part is of; what this project's layer for models calls is not said to be another's."""
     names = ("cute", "cute_gather", "cute_quack", "torch_grouped_mm", "sonicmoe")
     known = dict(words.meanings(frame(*(one("layer", name) for name in names), one("model", "ops")), trained=False))
-    assert known["cute_gather"] == "router, permute and combine by cute; pack+experts by cute_gather"
+    assert known["cute_gather"] == "router, permute and combine by cute; pack+experts by gather of cute_experts"
     assert (
         known["cute_quack"]
         == "kernels of the package quack-kernels: router, permute, pack and combine by cute; experts by quack_heuristic"

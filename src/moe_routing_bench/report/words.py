@@ -102,7 +102,13 @@ def _made(one: Implementation, bench: Bench) -> str:
     if not one.parts or set(ways.values()) == {one.name}:
         return ""
     stages = {way: [part for part, other in ways.items() if other == way] for way in ways.values()}
-    return "; ".join(f"{row_groups.words(parts)} by {way.rpartition('.')[2]}" for way, parts in stages.items())
+    return "; ".join(f"{row_groups.words(parts)} by {_kernel(way)}" for way, parts in stages.items())
+
+
+def _kernel(way: str) -> str:
+    """An implementation of a stage, or the entry of a module, as one reads it."""
+    module, _, entry = way.rpartition(".")[2].partition(":")
+    return f"{entry} of {module}" if entry else module
 
 
 def siblings(out: Path) -> list[tuple[str, str]]:
