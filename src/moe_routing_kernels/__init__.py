@@ -1,8 +1,8 @@
-"""The operations as functions of tensors: one folder per operation, one file per way to do it; no grid, no cell, no harness.
+"""The operations as functions of tensors: one folder per operation, with the ways to do it; no grid, no cell, no harness.
 
 A folder's ``__init__`` holds the *problem* of its operation: a frozen dataclass of everything but the tensors that decides
-how a kernel is built (sizes, formats, routing rule). Every other module of the folder that a bench names is one
-implementation and offers
+how a kernel is built (sizes, formats, routing rule). Every other module of the folder that a table names is an
+implementation, or has several as entries (``module:entry``, whose functions end in ``_entry``), and offers
 
 - ``bind(problem, *, <tensor>=..., ..., <option>=...) -> Callable``: takes the input and output tensors by name, compiles and
   allocates what it needs, and returns the call that does the work. The call takes no argument, writes every element of the
