@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from moe_routing_bench.cli.plan import ENGINE, plan
+from moe_routing_bench.cli.status import ENGINE, plan
 from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, Run
 from moe_routing_bench.quality import costs, run_rows
 from moe_routing_bench.store import paths

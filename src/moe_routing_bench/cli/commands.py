@@ -30,7 +30,7 @@ SECTIONS = {
         "measure": "measure.measure",
         "init": "init.init",
         "status": "status.status",
-        "plan": "plan.plan",
+        "plan": "status.plan",
     },
     "Your own kernels, models and routing": {
         "kernel": "init.kernel",
