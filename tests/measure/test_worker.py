@@ -1097,8 +1097,8 @@ def test_stages_by_themselves(clock):
         return run
 
     router, rest = (
-        stage("router", [1000.0] * 2 + [70, 10, 50, 20, 60, 30, 40, 5]),
-        stage("rest", [1000.0] * 2 + [3] * 8),
+        stage("router", [1000.0] * 8 + [70, 10, 50, 20, 60, 30, 40, 5]),
+        stage("rest", [1000.0] * 8 + [3] * 8),
     )
     calls = [
         types.SimpleNamespace(
@@ -1109,7 +1109,7 @@ def test_stages_by_themselves(clock):
     found = worker._stages(calls, Job(CELL, ("torch",), SETTINGS), "cpu")
     assert found["stage_us"] == [("router", pytest.approx(40.0)), ("pack+combine", pytest.approx(3.0))]
     assert found["stage_timer"] == [("router", "wall"), ("pack+combine", "wall")]
-    assert seen[:9] == [("router", i % 2) for i in range(9)] and len(seen) == 18
+    assert seen[:15] == [("router", i % 2) for i in range(15)] and len(seen) == 30
     alone = [types.SimpleNamespace(stages=(("gate", lambda: None),))]
     assert worker._stages(alone, Job(CELL, ("torch",), SETTINGS), "cpu")["stage_timer"] == [("gate", "wall")]
 

@@ -84,7 +84,9 @@ def archive(package: Package, cache: Path) -> Path:
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as fetched:
         try:
-            done = subprocess.run(command, cwd=fetched, capture_output=True, text=True, timeout=_SECONDS)
+            done = subprocess.run(
+                command, cwd=fetched, capture_output=True, encoding="utf-8", errors="replace", timeout=_SECONDS
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UserError(f"{command[0]}: {error}") from error
         if done.returncode or not any(Path(fetched).iterdir()):
@@ -139,7 +141,7 @@ def _members(name: str, content: bytes) -> Iterator[tuple[str, bytes]]:
             if re.search(r"\.tar\.(xz|gz|bz2)$", member.name):
                 yield from _members(member.name, inner)
             elif member.name.endswith((".gz", ".dz")):
-                with gzip.open(io.BytesIO(inner)) as unpacked:
+                with gzip.GzipFile(fileobj=io.BytesIO(inner)) as unpacked:
                     yield member.name.rpartition(".")[0], unpacked.read(MOST)
             else:
                 yield member.name, inner

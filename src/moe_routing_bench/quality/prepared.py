@@ -54,7 +54,7 @@ def write(
         "vocabularies": {str(size): [token.hex() for token in one] for size, one in tokens.items()},
     }
     with files.replacing(folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(manifest, indent=1) + "\n")
+        temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
 
 
 def domains(folder: Path, limit: int | None, vocabulary: int) -> list[Domain]:
@@ -64,7 +64,7 @@ def domains(folder: Path, limit: int | None, vocabulary: int) -> list[Domain]:
     """
     hint = "`moe-routing-bench prepare-texts` fetches and cleans it"
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise bad("corpus packages", f"no {folder / MANIFEST}", "the prepared text", hint) from error
     if str(vocabulary) not in manifest["vocabularies"]:
