@@ -86,7 +86,7 @@ figures: .venv/.report ## draw figures and report again from published measureme
 site: .venv/.report ## build the reports of all published runs from their rows, and the site in site/ (4 to 8 minutes)
 	.venv/bin/moe-routing-bench site --rebuild
 
-PICTURES := nvidia-h200.layers/crossover nvidia-h200/bandwidth nvidia-h200/quality_pareto
+PICTURES := nvidia-h200.layers/crossover nvidia-h200/bandwidth
 
 pictures: .venv/.report ## draw the pictures of the documents again
 	@for one in $(PICTURES); do \

@@ -19,7 +19,6 @@ from scipy import stats
 
 from moe_routing_bench.ceilings import share_of_mixed
 from moe_routing_bench.comparison import origins, regret
-from moe_routing_bench.figures import capacity
 from moe_routing_bench.quality import compare, run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, run_pages, trained_rules, words
@@ -709,21 +708,6 @@ def told_apart() -> str:
     return f"With {mine['seed'].nunique()} seeds the causal rules, the dense model among them, are told apart in {' and '.join(said)} (paired t-tests, Holm's correction, 5 %).\n"
 
 
-def withdrawn() -> str:
-    """What a capacity seemed to cost in the runs that validated by domain, and what the same rule and factor cost in runs with mixed batches."""
-    by_domain = capacity.limited(run_rows.read(RESULTS / "quality.parquet").to_pandas()).query("label == 'e8'")
-    mixed = capacity.lost(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())
-    first, second = (
-        rows.query(f"contestant == 'softk' and capacity_factor == 1.25 and way == '{capacity.TRAINED}'")
-        for rows in (by_domain, mixed)
-    )
-    assert not len(compare.with_mixed_batches(by_domain)) and len(first) and len(second)
-    return (
-        f"Everything on capacity and drops from these runs is {compare.WITHDRAWN}: a factor of 1.25 seemed to cost `softk` {significant(first['lost'].mean(), 3)} bits "
-        f"per byte, and costs it {significant(second['lost'].mean(), 2)} in the runs of `config/quality-formats.yaml`, whose validation batches are mixed.\n"
-    )
-
-
 def formats_in_models() -> str:
     """What experts in each format add to the bits per byte of trained models, by rule; without formats that add less than 0.001 in all."""
     found = trained_rules.altered_costs(run_rows.read(RESULTS / (QUALITY_FORMATS + "quality.parquet")).to_pandas())[0]
@@ -762,7 +746,6 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "stages": stages,
     "quality": quality,
     "quality-told": told_apart,
-    "quality-withdrawn": withdrawn,
     "ceilings": ceilings,
     "cute-against-others": cute_against_others,
     "stream-shares": stream_shares,

@@ -5,13 +5,16 @@ gradient reaches the router as it would in a model.
 """
 
 import copy
+from dataclasses import replace
 
 import torch
 from torch import nn
 
+from moe_routing_bench.quality.placement import place
 from moe_routing_kernels.routers.learned import ZOO, Learned, SoftRouting, build
 
 BATCH, SEQUENCE, DIM, EXPERTS, VOCABULARY = 3, 16, 12, 8, 32
+LIMIT = 9  # rows of an expert where a test sets a capacity: at k = 2 three quarters of the mean load
 OPTIONS = {
     "hash_random": {"vocabulary": VOCABULARY},
     "hash_balanced": {"frequencies": [1 / (1 + token) for token in range(VOCABULARY)]},
@@ -28,7 +31,7 @@ class Toy(nn.Module):
         super().__init__()
         self.routers, first = nn.ModuleList(routers), routers[0]
         rng = torch.Generator().manual_seed(3)
-        self.extra = first.extra
+        self.extra, self.limit, self.policy = first.extra, None, "position"
         self.register_buffer("experts", torch.randn(first.experts, DIM, DIM, generator=rng) / DIM**0.5)
         self.register_buffer("consts", torch.randn(len(self.extra), DIM, generator=rng))
 
@@ -37,8 +40,17 @@ class Toy(nn.Module):
         routings = []
         for router in self.routers:
             routing = router(x, token_ids, positions)
+            if self.limit is not None and not isinstance(routing, SoftRouting):
+                routing = self.seated(router, routing)
             x, routings = self.mix(x.float(), routing) + (x if len(self.routers) > 1 else 0), [*routings, routing]
         return x, routings
+
+    def seated(self, router, routing):
+        """The routing with weight 0 for choices beyond the capacity of a true expert, as the layer of a model seats them."""
+        policy = router.seated_by if self.policy == "position" else self.policy
+        kept = place(routing.ids, routing.weights, len(self.experts), self.limit, policy, padded=True).kept_TK
+        free = routing.ids >= len(self.experts)
+        return replace(routing, weights=routing.weights * (kept | free))
 
     def mix(self, x, routing):
         if isinstance(routing, SoftRouting):
@@ -164,23 +176,40 @@ def bias_only_selects(toy):
     assert torch.allclose(plain.scores, uneven.scores), "the bias leaks into the scores"
 
 
-def sees_later_tokens(toy, training):
-    """Whether outputs up to a position move when what comes after it, in every sequence, is drawn again."""
+def sees_later_tokens(toy, training, own_sequence=False):
+    """Whether outputs up to a position move when what comes after it, in every sequence, is drawn again.
+
+    With `own_sequence` one sequence is drawn again, and its own outputs are compared.
+    """
     inputs, others = data(1), data(2)
     before, _ = run(toy, inputs, training)
-    for end in (1, SEQUENCE // 2, SEQUENCE - 1):
-        for which in (slice(None), slice(BATCH - 1, None)):  # in all sequences; in the last alone
+    each = [slice(b, b + 1) for b in range(BATCH)]
+    every = (
+        [(which, which) for which in each]
+        if own_sequence
+        else [(which, slice(None)) for which in (slice(None), each[-1])]
+    )
+    for end in (SEQUENCE // 2,) if own_sequence else (1, SEQUENCE // 2, SEQUENCE - 1):
+        for which, looked_at in every:
             x, token_ids = inputs[0].clone(), inputs[1].clone()
             x[which, end:], token_ids[which, end:] = others[0][which, end:], others[1][which, end:]
             after, _ = run(toy, (x, token_ids, inputs[2]), training)
-            if not torch.allclose(before[:, :end], after[:, :end], rtol=1e-4, atol=1e-5):
+            if not torch.allclose(before[looked_at, :end], after[looked_at, :end], rtol=1e-4, atol=1e-5):
                 return True
     return False
 
 
-def causality_is(toy, causal, training):
+def sees_other_sequences(toy, training):
+    """Whether the outputs of the last sequence move when those before it are drawn again."""
+    inputs, others = data(1), data(2)
+    x, token_ids = (torch.cat([new[:-1], old[-1:]]) for new, old in zip(others[:2], inputs[:2], strict=True))
+    before, after = (run(toy, one, training)[0] for one in (inputs, (x, token_ids, inputs[2])))
+    return not torch.allclose(before[-1], after[-1], rtol=1e-4, atol=1e-5)
+
+
+def causality_is(toy, causal, training, own_sequence=False):
     """The outputs up to a position depend on later tokens exactly where the table says so."""
-    found = not sees_later_tokens(toy, training)
+    found = not sees_later_tokens(toy, training, own_sequence)
     assert found == causal, (
         f"{'causal' if found else 'sees later tokens'} in {'training' if training else 'evaluation'}"
     )

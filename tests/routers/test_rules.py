@@ -1,7 +1,9 @@
 """What each rule decides, against its published formula in plain Python or against the balance that it is known for."""
 
+import importlib
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from router_properties import BATCH, DIM, EXPERTS, SEQUENCE, VOCABULARY, data, m
 from scipy.optimize import linear_sum_assignment
 
 from moe_routing_kernels.routers import learned, losses
-from moe_routing_kernels.routers.learned import build
+from moe_routing_kernels.routers.learned import build, join
 from moe_routing_kernels.routers.rules.balanced import balanced_assignment, log_plan
 from moe_routing_kernels.routers.rules.selection_bias import balancing_bias
 
@@ -74,6 +76,11 @@ def sqrtsoftplus_renorm(h):
     return renormalised([math.sqrt(math.log1p(math.exp(v))) for v in h], best(h, 2), 1.5)
 
 
+def softmax_groups(h):
+    p = softmax(h)
+    return renormalised(p, best(in_two_groups(p, sum), 2))
+
+
 def top_p(h):
     p, taken = softmax(h), {}
     for e in best(p, len(p)):
@@ -115,6 +122,11 @@ FORMULAS = {
     "remoe": lambda h: {e: v for e, v in enumerate(h) if v > 0},
     "null_experts": null_experts,
     "moepp": moepp,
+    "gpt_oss": softk,
+    "softmax_bias_renorm": softk,
+    "softmax_bias": topk_prenorm,
+    "softmax_groups": softmax_groups,
+    "quantile_logits": softk,
     "topk_hard": lambda h: dict.fromkeys(best(h, 2), 0.5),
 }
 
@@ -258,7 +270,7 @@ def test_noisy_top_k_starts_balanced_from_noise_alone():
     assert losses.cv_squared(load) < 0.01
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3_small", "sigmoid_renorm", "sqrtsoftplus_renorm", "loss_free_bias"])
+@pytest.mark.parametrize("name", ["deepseek_v3_small", "sigmoid_renorm", "loss_free_bias", "softmax_bias"])
 def test_bias_moves_against_the_load(name):
     """By the rate and the sign, over all forward passes of the step; then counting starts anew."""
     toy = make(name, rate=0.125).train()
@@ -271,6 +283,106 @@ def test_bias_moves_against_the_load(name):
     before = router.bias.clone()
     router.after_step()
     assert torch.equal(router.bias, before)
+
+
+ROUTERS_OF_TRANSFORMERS = {  # rule: module, class, fields of its configuration; all of 12 inputs and 8 experts, of which a token takes 2
+    "softmax_bias_renorm": ("ernie4_5_moe", "Ernie4_5_MoeTopKRouter", {"num_experts": 8, "moe_norm_min": 1e-12}),
+    "softmax_bias": ("longcat_flash", "LongcatFlashTopkRouter", {"n_routed_experts": 8, "zero_expert_num": 0, "routed_scaling_factor": 1.0}),
+    "softmax_groups": (
+        "mistral4", "Mistral4TopkRouter", {"routed_scaling_factor": 1.0, "n_group": 4, "topk_group": 2, "norm_topk_prob": True},
+    ),
+    "gpt_oss": ("gpt_oss", "GptOssTopKRouter", {}),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROUTERS_OF_TRANSFORMERS)
+def test_a_rule_is_that_of_its_class_in_transformers(name):
+    """Ids and weights of the same weights and biases, a selection bias or a learnt offset included."""
+    pytest.importorskip("transformers")
+    module, cls, fields = ROUTERS_OF_TRANSFORMERS[name]
+    fields = {"num_experts_per_tok": 2, "hidden_size": DIM, "num_local_experts": EXPERTS} | fields
+    found = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    theirs, ours = getattr(found, cls)(SimpleNamespace(**fields)).float().eval(), make(name).routers[0].eval()
+    bias = torch.linspace(-0.2, 0.2, EXPERTS)
+    with torch.no_grad():
+        if name == "gpt_oss":
+            ours.offset.copy_(bias)
+            theirs.bias.copy_(bias)
+        elif name == "softmax_bias_renorm":
+            ours.bias.copy_(bias)
+            theirs.moe_statics.e_score_correction_bias.copy_(bias)
+        elif name == "softmax_bias":
+            ours.bias.copy_(bias)
+            theirs.e_score_correction_bias.copy_(bias)
+        linear = theirs.classifier if name == "softmax_bias" else theirs
+        linear.weight.copy_(ours.network.weight)
+        x, *rest = data()
+        _, weights, ids = theirs(x.flatten(0, 1))
+        routing = ours(x, *rest)
+    order, own = ids.argsort(1), routing.ids.long().argsort(1)
+    assert torch.equal(ids.gather(1, order), routing.ids.long().gather(1, own))
+    torch.testing.assert_close(weights.gather(1, order), routing.weights.gather(1, own), atol=1e-6, rtol=0)
+
+
+def test_the_sequence_loss_can_count_the_scores_of_the_paper():
+    """DeepSeek-V3 eq. 17 to 20: f counts the top-k of the plain scores of a sequence, whatever bias and groups chose."""
+    found = {}
+    for counted in ("routed", "scores"):
+        router = make("deepseek_v3_small", counted=counted, losses={"sequence": 1.0}).train().routers[0]
+        router.bias.copy_(torch.linspace(-0.3, 0.3, EXPERTS))
+        found[counted] = router(*data()).losses["sequence"].item()
+    expected = 0.0
+    for rows in router.logits(data()[0]).unflatten(0, (BATCH, SEQUENCE)).tolist():
+        s = [[sigmoid(v) for v in row] for row in rows]
+        f = [EXPERTS / (2 * SEQUENCE) * sum(e in best(row, 2) for row in s) for e in range(EXPERTS)]
+        p = [sum(row[e] / sum(row) for row in s) / SEQUENCE for e in range(EXPERTS)]
+        expected += sum(a * b for a, b in zip(f, p, strict=True)) / BATCH
+    assert found["scores"] == pytest.approx(expected, rel=1e-5) != pytest.approx(found["routed"], rel=1e-2)
+
+
+def test_remoe_can_have_one_strength_for_the_model():
+    """λ follows the open gates of all layers: one layer is too open and two are closed, which alone would be strengthened and weakened."""
+    x, *rest = data()
+    for scope, expected in (("layer", [1.5, 1 / 1.5, 1 / 1.5]), ("model", [1.5, 1.5, 1.5])):
+        routers = [make("remoe", scope=scope, start=1.0, growth=1.5).routers[0].train() for _ in range(3)]
+        join(routers)
+        for router, sign in zip(routers, (1, -1, -1), strict=True):
+            with torch.no_grad():
+                router.network.weight.fill_(0.1 * sign)
+            router(x * 0 + 5.0, *rest)
+        for router in routers:
+            router.after_step()
+        assert [router.lead.strength.item() for router in routers] == pytest.approx(expected), scope
+
+
+def test_balance_losses_of_layers_are_added_up():
+    """MegaBlocks takes their mean (`batched_load_balancing_loss`: E · c / (layers · T · k) · Σ n·P), which is our coefficient over the layers."""
+    layers, coefficient = 4, 0.01
+    toys = [make("softk", seed=seed, losses={"switch": coefficient / layers}).train() for seed in range(layers)]
+    ours, theirs = 0.0, 0.0
+    for toy in toys:
+        routing = toy(*data())[1][0]
+        ours += routing.losses["switch"].item()
+        theirs += float(losses.counts(routing.ids, EXPERTS) @ routing.scores.mean(0).detach())
+    assert ours == pytest.approx(EXPERTS * coefficient / (layers * TOKENS * 2) * theirs, rel=1e-5)
+
+
+def test_quantile_balancing_of_logits_is_smoothed_and_centred():
+    """Megatron-LM's `qb_dual_update` and its update once a step, in plain Python, over two steps of which the second has a bias."""
+    router = make("quantile_logits").routers[0].train()
+    beta = [0.0] * EXPERTS
+    for seed in (1, 2):
+        h = router.logits(data(seed)[0]).tolist()
+        routing = router(*data(seed))
+        moved = [[v - b for v, b in zip(row, beta, strict=True)] for row in h]
+        assert [set(ids) for ids in routing.ids.tolist()] == [set(best(row, 2)) for row in moved]
+        alpha = [sorted(row)[-3] for row in moved]
+        over = [sorted(row[e] - a for row, a in zip(h, alpha, strict=True)) for e in range(EXPERTS)]
+        beta = [0.9 * old + 0.1 * column[-(TOKENS * 2 // EXPERTS + 1)] for old, column in zip(beta, over, strict=True)]
+        beta = [b - sum(beta) / EXPERTS for b in beta]
+        router.after_step()
+        assert (-router.bias).tolist() == pytest.approx(beta, abs=1e-5)
 
 
 def skewed_loads(name, steps, **options):

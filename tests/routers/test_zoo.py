@@ -9,6 +9,7 @@ from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.routers.learned import COMMON_LOSSES, ZOO, build
 from moe_routing_kernels.routers.zoo import NETWORKS
+from moe_routing_kernels.routers.zoo import table as zoo_table
 
 every_rule = pytest.mark.parametrize("name", ZOO)
 both_modes = pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
@@ -22,7 +23,11 @@ def test_rules_with_a_selection_bias():
         "sigmoid_renorm",
         "sqrtsoftplus_renorm",
         "loss_free_bias",
+        "softmax_bias_renorm",
+        "softmax_bias",
+        "softmax_groups",
         "quantile_balancing",
+        "quantile_logits",
     ]
 
 
@@ -78,6 +83,47 @@ def test_causality_is_what_the_table_says(name, training):
 
 
 @every_rule
+@both_modes
+def test_causality_with_a_capacity_is_what_the_table_says(name, training):
+    """Of a rule that is causal without one: GShard seats first choices before second ones, so that later tokens evict earlier ones."""
+    rule, toy = ZOO[name], make(name)
+    toy.limit = properties.LIMIT
+    if rule.causal if training else rule.causal_in_evaluation:
+        properties.causality_is(toy, rule.causal_with_capacity(training=training), training, own_sequence=True)
+    else:
+        assert not rule.causal_with_capacity(training=training)
+
+
+@pytest.mark.parametrize("policy", ["choice", "score", "random"])
+def test_a_drop_policy_that_does_not_seat_by_position_leaks(policy):
+    toy = make("softk")
+    toy.limit, toy.policy = properties.LIMIT, policy
+    properties.causality_is(toy, ZOO["softk"].causal_with_capacity(policy, False), False, own_sequence=True)
+
+
+def test_gshard_is_causal_without_a_capacity_and_not_with_one():
+    """In the published form first choices of later tokens evict second choices of earlier ones."""
+    rule = ZOO["gshard_top2"]
+    assert rule.causal and not rule.causal_with_capacity() and "without a capacity" in _line(rule.name)
+    assert ZOO["softk"].causal_with_capacity() and not ZOO["softk"].causal_with_capacity("score")
+
+
+@pytest.mark.parametrize("name", ["softk", "deepseek_v3_small", "switch_top1", "hash_position"])
+def test_other_sequences_take_places_under_every_capacity(name):
+    """Position in the batch decides, so that a token depends on the sequences before its own: no rule is independent of them."""
+    toy = make(name)
+    assert not properties.sees_other_sequences(toy, False)
+    toy.limit, toy.policy = properties.LIMIT, "position"
+    assert properties.sees_other_sequences(toy, False) == (name != "hash_position"), (
+        "positions are the same in every batch"
+    )
+
+
+def _line(name):
+    return next(line for line in zoo_table().splitlines() if f"`{name}`" in line)
+
+
+@every_rule
 def test_state_survives_a_round_trip(name):
     properties.state_survives(make(name), make(name, seed=9))
 
@@ -106,7 +152,10 @@ def test_shapes_are_static(name, training):
         ("quantile_balancing", {"top_k": EXPERTS}, "allowed: 2 to 7"),
         ("chain_of_experts", {"top_k": 3}, "^top_k for router chain_of_experts: got 3; allowed: a multiple of"),
         ("deepseek_v3_small", {"groups": 8}, "at least two per group"),
-        ("sigmoid_renorm", {"score": "softmax"}, "allowed: sigmoid, sqrtsoftplus"),
+        ("sigmoid_renorm", {"score": "tanh"}, "allowed: sigmoid, sqrtsoftplus, softmax"),
+        ("deepseek_v3_small", {"counted": "all"}, "allowed: routed, scores"),
+        ("quantile_logits", {"score": "softmax"}, "allowed: sigmoid, logits"),
+        ("remoe", {"scope": "batch"}, "allowed: layer, model"),
         ("softk", {"temperature": 1.0}, "option for router softk"),
         ("softk", {"losses": {"load": 1.0}}, "loss for router softk"),
         ("hash_random", {"network": "mlp"}, "^router network for hash_random: got 'mlp'; allowed: linear"),

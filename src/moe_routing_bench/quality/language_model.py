@@ -107,6 +107,7 @@ class TinyLM(nn.Module):
         self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, vocabulary, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.head.weight, std=0.02)
+        learned.join(self.routers)
 
     @property
     def ffns(self) -> list[MoE | Dense]:

@@ -5,7 +5,7 @@ arithmetic are float32. The last layer has no bias and starts at N(0, 0.02²).
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,20 +101,26 @@ class Learned(nn.Module):
 
     # the kinds of the zero-computation experts, whose ids are E, E+1, ...: "zero", "copy" or "const"
     extra: tuple[str, ...] = ()
-    seated_by = "position"  # "choice": a capacity seats the first choices of all tokens before any second choice
     passes = 1  # how often the layer is applied, each time with another router
     known_losses: tuple[str, ...] = COMMON_LOSSES
     takes_network = True
+    global_state = False  # whether the routers of a model share one state
 
     def __init__(
         self, rule: TrainableRule, dim: int, experts: int, top_k: int, network: str, coefficients: Mapping[str, float]
     ):
         """Set up the common state; the network has one output per true or zero-computation expert."""
         super().__init__()
-        self.rule, self.experts, self.top_k = rule, experts, top_k
+        self.rule, self.experts, self.top_k, self.seated_by = rule, experts, top_k, rule.seated_by
         self.coefficients = dict(coefficients)
+        self._lead: list[Learned] = []  # in a list, so that it is no part of this module
         outputs = experts + len(self.extra)
         self.network = build_network(network, dim, outputs) if self.takes_network else None
+
+    @property
+    def lead(self) -> Any:
+        """The router that has this one's state: itself, or the first of the model where `join` has joined them."""
+        return self._lead[0] if self._lead else self
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits (T, E + extra) float32 of x (B, S, D)."""
@@ -156,6 +162,13 @@ def by_column(taken: Tensor) -> Tensor:
     """Ids (T, E) int32 from taken (T, E) bool: expert e in column e, or -1."""
     experts = torch.arange(taken.shape[1], device=taken.device, dtype=torch.int32)
     return torch.where(taken, experts, -1)
+
+
+def join(routers: Sequence[nn.Module]) -> None:
+    """Give the routers of a model's layers one state, that of the first, where their rule asks for it."""
+    for router in routers[1:]:
+        if isinstance(router, Learned) and router.global_state:
+            router._lead = list(routers[:1])  # type: ignore[arg-type]
 
 
 def build(rule: str, dim: int, experts: int, top_k: int, network: str = "linear", **options: Any) -> Learned:

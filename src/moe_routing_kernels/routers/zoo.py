@@ -23,7 +23,10 @@ class TrainableRule:
     """A rule that a model can be trained with.
 
     `router` is the module in `routers.rules`, and its class. `formula` uses the notation of docs/routers.md. `causal` says that in training the decision for a token depends on
-    no later token and on no other sequence; `causal_eval` says so for evaluation, where that differs. `learns` says
+    no later token and on no other sequence; `causal_eval` says so for evaluation, where that differs. Both are meant without a
+    capacity: `causal_with_capacity` is the flag with one. `seated_by` is the order in which a capacity seats choices: by "position",
+    or by "choice", all first choices before any second one. `changed` is the day on which the rule, or how a layer seats its choices, last
+    changed what it computes: rows that ended before are of another rule. `learns` says
     that the router gets a gradient from the layer's output. `top_k` is the only one possible where it is not None; it
     is at least `least_top_k`. `losses` maps the losses added in training to their coefficients. `sums` are the least
     and the largest sum of a token's weights. `options` maps all options to their defaults. `caution` says what speaks against comparing
@@ -44,6 +47,17 @@ class TrainableRule:
     sums: tuple[float, float] = (1.0, 1.0)
     options: Mapping[str, Any] = field(default_factory=dict)
     caution: str = ""
+    seated_by: str = "position"
+    changed: str = ""
+
+    def causal_with_capacity(self, policy: str = "position", training: bool = True) -> bool:
+        """Whether no later token of a sequence can change a decision when experts have a capacity.
+
+        `policy` is the run's drop policy; "position" is the rule's own seating. Seated in any other order than by position, a later
+        token can take the place of an earlier one. Tokens of the other sequences of the batch can do so under every capacity.
+        """
+        seats = self.seated_by if policy == "position" else policy
+        return seats == "position" and (self.causal if training else self.causal_in_evaluation)
 
     @property
     def causal_in_evaluation(self) -> bool:
@@ -75,6 +89,8 @@ _TABLE = (
         "gshard_top2", "topk.GShardTop2", "Best expert, and the second with a probability that grows with its weight",
         "top-2 of p, renormalised to g1 + g2 = 1; the second kept with probability min(1, 2·g2) in training",
         "GShard 2006.16668 algorithm 1", top_k=2, losses={"first_choice": 0.01}, sums=(0.5, 1.0),
+        seated_by="choice",  # algorithm 1 counts the loads of first choices before it dispatches second ones
+        changed="2026-11-22",  # until then a capacity seated by position
     ),
     TrainableRule(
         "switch_top1", "topk.SwitchTop1", "Best expert, weighted by its probability",
@@ -92,6 +108,11 @@ _TABLE = (
         options={"renormalize": True, "groups": 1, "keep_groups": 1, "scale": 1.0},
     ),
     TrainableRule(
+        "gpt_oss", "topk.OffsetTopk", "softk with a learnt offset on the logits", "top-k of h + o, o learnt by gradient; softmax of h + o over the k",
+        "gpt-oss 2508.10925", losses={"switch": 0.01}, least_top_k=2,
+        options={"renormalize": True, "groups": 1, "keep_groups": 1, "scale": 1.0},
+    ),
+    TrainableRule(
         "topk_prenorm", "topk.SoftmaxTopk", "Top-k without renormalisation", "top-k of p; weights p",
         "OLMoE 2409.02060", losses={"switch": 0.01, "z": 0.001}, sums=(0.0, 1.0),
         options={"renormalize": False, "groups": 1, "keep_groups": 1, "scale": 1.0},
@@ -106,7 +127,7 @@ _TABLE = (
         "deepseek_v3_small", "selection_bias.BiasedTopk", "DeepSeek-V3 with 4 groups: sigmoid, selection bias, top-k of the 2 best, renormalised, sequence-wise loss",
         "s = σ(h); top-k of s + b in the groups with the largest sum of two; weights s/Σs × 2.5; b += γ·sign(mean n − n)",
         "DeepSeek-V3 2412.19437 eq. 13-20", losses={"sequence": 0.0001}, sums=(2.5, 2.5), least_top_k=2,
-        options={"score": "sigmoid", "renormalize": True, **_SMALL, "scale": 2.5, "rate": 0.001},
+        options={"score": "sigmoid", "renormalize": True, **_SMALL, "scale": 2.5, "rate": 0.001, "counted": "routed"},
     ),
     TrainableRule(
         "sigmoid_renorm", "selection_bias.BiasedTopk", "Sigmoid with a selection bias, renormalised",
@@ -126,9 +147,29 @@ _TABLE = (
         options={"score": "sigmoid", "renormalize": False, "groups": 1, "keep_groups": 1, "scale": 1.0, "rate": 0.001},
     ),
     TrainableRule(
+        "softmax_bias_renorm", "selection_bias.BiasedTopk", "Softmax with a selection bias, renormalised",
+        "top-k of p + b; weights p/Σp; b += γ·sign(mean n − n)", "ERNIE 4.5", least_top_k=2,
+        options={"score": "softmax", "renormalize": True, "groups": 1, "keep_groups": 1, "scale": 1.0, "rate": 0.001},
+    ),
+    TrainableRule(
+        "softmax_bias", "selection_bias.BiasedTopk", "Softmax with a selection bias, not renormalised",
+        "top-k of p + b; weights p × scale (LongCat 6); b += γ·sign(mean n − n)", "LongCat-Flash 2509.01322",
+        sums=(0.0, 1.0), options={"score": "softmax", "renormalize": False, "groups": 1, "keep_groups": 1, "scale": 1.0, "rate": 0.001},
+    ),
+    TrainableRule(
+        "softmax_groups", "selection_bias.BiasedTopk", "Top-k of a softmax in the 2 best of 4 groups by their two best, renormalised",
+        "top-k of p in the groups with the largest sum of two; weights p/Σp; with a rate, + b", "Mistral 4", least_top_k=2,
+        losses={"switch": 0.01}, options={"score": "softmax", "renormalize": True, **_SMALL, "scale": 1.0, "rate": 0.0},
+    ),
+    TrainableRule(
         "quantile_balancing", "selection_bias.QuantileBalancing", "Sigmoid with the selection bias that would have balanced the last step",
         "s = σ(h); top-k of s − β; weights s/Σs; β_e ← (1 − k/E)-quantile over t of s_te − α_t, α_t the (k+1)-th of s − β",
-        "Su 2026, kexue.fm 11619 and 11626", least_top_k=2, options={"momentum": 0.0},
+        "Su 2026, kexue.fm 11619 and 11626", least_top_k=2, options={"momentum": 0.0, "score": "sigmoid", "centred": False},
+    ),
+    TrainableRule(
+        "quantile_logits", "selection_bias.QuantileBalancing", "Quantile balancing of the logits, smoothed and centred",
+        "top-k of h − β; softmax of h over the k; β ← 0.9·β + 0.1·quantile as above, of h, less its mean",
+        "Megatron-LM, pull request 5349", least_top_k=2, options={"momentum": 0.9, "score": "logits", "centred": True},
     ),
     TrainableRule(
         "hash_random", "fixed.HashToken", "A random table from token id to experts", "k distinct experts drawn for each token id; weights 1/k",
@@ -170,7 +211,7 @@ _TABLE = (
     TrainableRule(
         "remoe", "expert_counts.ReMoE", "ReLU gate: experts with a positive logit",
         "weights relu(h), L1 loss λ·mean Σ_e f_e·relu(h_e); λ × 1.2 while fewer than 1 − k/E gates are zero, else ÷ 1.2",
-        "ReMoE 2412.14711 sections 3.2 to 3.4", losses={"l1": 1.0}, sums=(0.0, _INF), options={"start": 1e-8, "growth": 1.2},
+        "ReMoE 2412.14711 sections 3.2 to 3.4", losses={"l1": 1.0}, sums=(0.0, _INF), options={"start": 1e-8, "growth": 1.2, "scope": "layer"},
     ),
     TrainableRule(
         "null_experts", "expert_counts.NullExperts", "Top-k' over true and null experts; null ones do nothing",
@@ -205,6 +246,13 @@ _TABLE = (
 ZOO: Mapping[str, TrainableRule] = MappingProxyType({rule.name: rule for rule in _TABLE})
 
 
+def _causality(rule: TrainableRule) -> str:
+    """Whether the rule is causal, as the table says it."""
+    if rule.causal:
+        return "yes" if rule.causal_with_capacity() else "without a capacity"
+    return "in evaluation" if rule.causal_in_evaluation else "**no**"
+
+
 def table() -> str:
     """The rules as the Markdown table of docs/routers.md."""
     lines = [
@@ -216,7 +264,7 @@ def table() -> str:
         cells = (
             f"`{rule.name}`",
             rule.formula,
-            "yes" if rule.causal else "in evaluation" if rule.causal_in_evaluation else "**no**",
+            _causality(rule),
             ", ".join(f"{name} {coefficient:g}" for name, coefficient in rule.losses.items()) or "none",
             least if least == most else f"{least} to {most}" if most else f"{least} or more",
             rule.source,

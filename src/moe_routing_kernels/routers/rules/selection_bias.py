@@ -9,15 +9,22 @@ from moe_routing_kernels.routers import formulas, losses
 from moe_routing_kernels.routers.formulas import select
 from moe_routing_kernels.routers.learned import Learned, Routing
 
-SCORES = {"sigmoid": formulas.score_sigmoid_topk, "sqrtsoftplus": formulas.score_sqrtsoftplus_topk}
+SCORES = {
+    "sigmoid": formulas.score_sigmoid_topk,
+    "sqrtsoftplus": formulas.score_sqrtsoftplus_topk,
+    "softmax": formulas.softmax,
+}
 
 
 class BiasedTopk(Learned):
     """Top-k of scores plus a selection bias that follows the loads.
 
-    Rules: deepseek_v3_small, sigmoid_renorm, sqrtsoftplus_renorm and loss_free_bias.
+    Rules: deepseek_v3_small, sigmoid_renorm, sqrtsoftplus_renorm, loss_free_bias, softmax_bias_renorm, softmax_bias and softmax_groups, whose bias stays 0.
 
-    Sources: 2408.15664 algorithm 1 (the update), DeepSeek-V3 2412.19437 eq. 13-20; the choice is `routers/sigmoid_topk.py`.
+    Sources: 2408.15664 algorithm 1 (the update), DeepSeek-V3 2412.19437 eq. 13-20; the choice is `formulas.select`.
+
+    DeepSeek-V3's sequence-wise loss (eq. 17 to 20) counts the top-k of the scores, without bias and groups, as Megatron-LM does; with
+    `counted` "routed" it counts the experts that were chosen, so that a bias hides the imbalance from it.
 
     Its state is `bias` (E,) and `load` (E,), the number of tokens of each expert since the last step.
     """
@@ -26,10 +33,19 @@ class BiasedTopk(Learned):
     load: Tensor
 
     def __init__(
-        self, *args, score: str, renormalize: bool, groups: int, keep_groups: int, scale: float, rate: float
+        self,
+        *args,
+        score: str,
+        renormalize: bool,
+        groups: int,
+        keep_groups: int,
+        scale: float,
+        rate: float,
+        counted: str = "routed",
     ) -> None:
         """A step adds `rate` to a bias or takes it away. Raises `UserError` where the groups do not fit."""
         super().__init__(*args)
+        self.counts_scores = pick("counted", counted, ("routed", "scores")) == "scores"
         self.limits = {"groups": groups, "keep_groups": keep_groups, "scale": scale}
         routers.GateRule(self.rule.name, "sigmoid_topk", self.rule.summary, self.limits, True).check(
             self.experts, self.top_k
@@ -48,7 +64,9 @@ class BiasedTopk(Learned):
         if self.training:
             self.load.add_(losses.counts(ids, self.experts))
         scores = formulas.distribution(values)
-        return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
+        counted = values.topk(self.top_k, dim=1).indices if self.counts_scores else ids
+        terms = self.terms(logits, scores, ids, len(x), sequence=lambda: losses.sequence(scores, counted, len(x)))
+        return Routing(ids, weights, terms, scores)
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -61,7 +79,8 @@ class BiasedTopk(Learned):
 class QuantileBalancing(Learned):
     """Quantile balancing: the selection bias is the one that would have balanced the last step (Su 2026, kexue.fm 11619).
 
-    It is a step of coordinate descent on the dual of the balanced assignment, one training step behind, and so causal.
+    It is a step of coordinate descent on the dual of the balanced assignment, one training step behind, and so causal. With the score
+    "logits", `momentum` 0.9 and `centred` it is the form of Megatron-LM (pull request 5349), whose weights are the softmax over the k.
 
     Its state is `bias` (E,) = −β, `pending` (E,), the sum of a step's new biases, and `forwards`, their number.
     """
@@ -70,9 +89,10 @@ class QuantileBalancing(Learned):
     pending: Tensor
     forwards: Tensor
 
-    def __init__(self, *args, momentum: float) -> None:
-        """`momentum` is the share of the old bias that is kept."""
+    def __init__(self, *args, momentum: float, score: str, centred: bool) -> None:
+        """`momentum` is the share of the old bias that is kept. A `centred` bias has the mean 0, so that it moves no score on average."""
         super().__init__(*args)
+        self.of_logits, self.centred = pick("score", score, ("sigmoid", "logits")) == "logits", centred
         if self.top_k == self.experts:
             raise bad(f"top_k for router {self.rule.name}", self.top_k, f"2 to {self.experts - 1}")
         self.momentum = momentum
@@ -81,14 +101,18 @@ class QuantileBalancing(Learned):
         self.register_buffer("forwards", torch.zeros(()))
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
-        """Choose by score and bias, and weigh by the renormalised score."""
+        """Choose by score and bias, and weigh by the renormalised score, or by the softmax of the k logits."""
         logits = self.logits(x)
-        values = logits.sigmoid()
-        ids, weights = select(values, self.top_k, self.bias)
+        values = logits if self.of_logits else logits.sigmoid()
+        if self.of_logits:
+            ids = formulas.choose(values + self.bias, self.top_k).int()
+            weights = formulas.softmax(logits.gather(1, ids.long()))
+        else:
+            ids, weights = select(values, self.top_k, self.bias)
         if self.training:
             self.pending.add_(balancing_bias(values.detach(), self.bias, self.top_k))
             self.forwards.add_(1)
-        scores = formulas.distribution(values)
+        scores = logits.softmax(1) if self.of_logits else formulas.distribution(values)
         return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
 
     @torch.no_grad()
@@ -97,6 +121,8 @@ class QuantileBalancing(Learned):
         pending, forwards = losses.over_ranks(self.pending), losses.over_ranks(self.forwards)
         kept = torch.where(forwards > 0, self.momentum, 1.0)
         self.bias.mul_(kept).add_((1 - kept) * pending / forwards.clamp(min=1))
+        if self.centred:
+            self.bias.sub_(self.bias.mean())
         self.pending.zero_()
         self.forwards.zero_()
 

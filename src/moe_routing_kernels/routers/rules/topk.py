@@ -3,6 +3,8 @@
 The table names the sources; the choice itself is that of the gate rule in `routers/formulas.py`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -37,6 +39,19 @@ class SoftmaxTopk(Learned):
         return Routing(ids, weights, terms, scores)
 
 
+class OffsetTopk(SoftmaxTopk):
+    """Softmax top-k of logits with a learnt offset per expert, as gpt-oss has it (2508.10925): unlike a selection bias it is in the weights, too."""
+
+    def __init__(self, *args, **options: Any) -> None:
+        """The offset starts at zero; options as in `SoftmaxTopk`."""
+        super().__init__(*args, **options)
+        self.offset = nn.Parameter(torch.zeros(self.experts))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (T, E) float32 of x (B, S, D), the offset included."""
+        return super().logits(x) + self.offset
+
+
 class SwitchTop1(Learned):
     """Switch routing: one expert, weighted by its probability, with input jitter (2101.03961 sections 2.1 and 2.4).
 
@@ -64,7 +79,6 @@ class GShardTop2(Learned):
     Evaluation keeps both experts; training keeps the second with probability min(1, 2·g2).
     """
 
-    seated_by = "choice"  # algorithm 1 counts the first experts' loads before it dispatches to the second
     known_losses = (*COMMON_LOSSES, "first_choice")
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
