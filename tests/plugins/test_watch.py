@@ -126,7 +126,7 @@ def test_a_time_that_is_new_alone_is_no_edit_and_a_new_import_is_watched(
 
 
 @pytest.mark.parametrize(
-    ("name", "files"), [("cute", {"cute_gate.py", "cute_combine.py"}), ("torch_gather_loop", {"torch_gather_loop.py"})]
+    ("name", "files"), [("cute", {"cute_gate.py", "cute_combine.py"}), ("torch_gather_loop", {"torch_experts.py"})]
 )
 def test_the_files_of_our_own_are_those_of_all_parts_that_it_names(name: str, files: set[str]) -> None:
     names = {path.name for path in Sources(BENCHES["layer"], [name]).files}

@@ -166,7 +166,8 @@ class _Watch:
         if row["status"] != "ok":
             yield f"{row['status']}: {row['reason']}"
             return
-        yield f"right, {row['median_us']:.4g} us [{row['ci_low_us']:.4g}, {row['ci_high_us']:.4g}]"
+        interval = "" if row["ci_low_us"] is None else f" [{row['ci_low_us']:.4g}, {row['ci_high_us']:.4g}]"
+        yield f"right, {row['median_us']:.4g} us{interval}"
         if row.get("share_of_roofline"):
             yield f"{row['share_of_roofline']:.0%} of the limit"
         yield from self._rivals.said(row, rows, self._last.get(row["implementation"]))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from moe_routing_bench.benches.bench import Bench, Implementation, ours
 from moe_routing_bench.benches.layer import BENCH as LAYER
-from moe_routing_kernels.implementations import chosen_by_name, listed
+from moe_routing_kernels.implementations import chosen_by_name, listed, module_of
 
 _LIBRARIES = [  # the packages, and what they need, are those of `layer`
     Implementation(
@@ -42,7 +42,7 @@ class Training(Bench):
     def modules(self) -> Iterator[str]:
         """The modules that a measurement imports by name."""
         yield from super().modules()
-        yield from (one.place("training") for one in listed("training"))
+        yield from (module_of(one.place("training")) for one in listed("training"))
         yield from chosen_by_name()
 
 
