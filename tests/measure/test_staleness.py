@@ -118,4 +118,5 @@ def test_a_composite_depends_on_its_stages_and_no_stage_on_a_composite() -> None
         for stage in bench.stages:
             assert files[stage.bench] < files[bench.name]
     assert BENCH / "benches/composite.py" not in files["pack"]
-    assert files["gate"].isdisjoint((KERNELS / "pack").glob("*.py"))
+    # A library's module may know the sizes of all operations, which their `__init__` have, but none of our kernels of another.
+    assert files["gate"].isdisjoint((KERNELS / "pack").glob("[!_]*.py"))
