@@ -19,7 +19,7 @@ from scipy import stats
 
 from moe_routing_bench.ceilings import share_of_mixed
 from moe_routing_bench.comparison import origins, regret
-from moe_routing_bench.quality import compare, run_rows
+from moe_routing_bench.quality import compare, family, run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, run_pages, trained_rules, words
 from moe_routing_bench.report.parts import BarLine
@@ -697,15 +697,18 @@ def quality() -> str:
 
 
 def told_apart() -> str:
-    """How many pairs of the causal rules of each config the seeds tell apart, by the tests of the report's ranking."""
+    """How many pairs of the causal rules of each config are different, equivalent and undecided, by the tests of the report's ranking."""
     finals = compare.finals(run_rows.read(RESULTS / "quality.parquet").to_pandas())
     said = []
     for label in ("e32", "e8"):
         mine = finals[(finals["label"] == label) & finals["causal"].astype(bool)]
-        found = compare.pairs(mine.pivot(index="seed", columns="contestant", values=compare.METRIC))
-        told = sum(p < compare.ALPHA for *_, p in found)
-        said.append(f"{told} of {len(found)} pairs with E={mine['experts'].max()}")
-    return f"With {mine['seed'].nunique()} seeds the causal rules, the dense model among them, are told apart in {' and '.join(said)} (paired t-tests, Holm's correction, 5 %).\n"
+        mine = mine[compare.refusals(mine) == ""]
+        found = [pair.verdict for pair in family.family(family.by_seed(mine, compare.METRIC)).pairs]
+        numbers = ", ".join(
+            f"{found.count(word)} {word}" for word in (family.DIFFERENT, family.EQUIVALENT, family.UNDECIDED)
+        )
+        said.append(f"E={mine['experts'].max()}: {numbers}")
+    return f"Pairs of causal rules over {mine['seed'].nunique()} seeds, dense included: {'; '.join(said)} (Tukey in a rule + seed ANOVA; equivalent: TOST, {family.MARGIN:g} bits).\n"
 
 
 def formats_in_models() -> str:

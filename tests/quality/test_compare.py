@@ -1,6 +1,7 @@
 """The ranking, its ties and the columns of runs."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from scipy import stats
 
 from moe_routing_bench import statistics
 from moe_routing_bench.grid.run_spec import DENSE, Run
-from moe_routing_bench.quality import compare, run_rows
+from moe_routing_bench.quality import compare, family, run_rows
+from moe_routing_bench.report import trained_rules
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.routers import ROUTERS
@@ -48,27 +50,87 @@ def rows(router: str, values: list[float], causal: bool = True, **more: object) 
     ]
 
 
-def test_ranking_has_ties_where_the_seeds_cannot_tell() -> None:
-    """b is better than a in every seed by the same amount, though their intervals overlap; c only in the mean."""
+def test_ranking_says_different_equivalent_or_undecided() -> None:
+    """b is better than a by 0.1 in every seed, though their intervals overlap; d is b within 0.001; rules that see later tokens are apart."""
     noise = np.array([0.0, 0.3, -0.2, 0.5, 0.1])
-    a, b, c = 2 + noise, 1.9 + noise + [0.001, 0, 0, 0, -0.001], 1.8 + noise[::-1] * 3
+    own = {name: np.random.default_rng(i).normal(0, 0.001, 5) for i, name in enumerate("abd")}
     table = pd.DataFrame(
-        rows("a", a.tolist()) + rows("b", b.tolist()) + rows("c", c.tolist()) + rows("z", [0.1] * 5, causal=False)
+        rows("a", (2 + noise + own["a"]).tolist())
+        + rows("b", (1.9 + noise + own["b"]).tolist())
+        + rows("d", (1.9005 + noise + own["d"]).tolist())
+        + rows("z", [0.1] * 5, causal=False)
     )
     found = compare.summary(table).set_index("contestant")
-    assert found["rank"].to_dict() == {"b": 1, "c": 1, "a": 2, "z": 1}
-    assert (
-        found.loc["a", "ties"] == ["c"]
-        and found.loc["b", "ties"] == ["c"]
-        and sorted(found.loc["c", "ties"]) == ["a", "b"]
-    )
-    assert found.loc["z", "ties"] == [] and not found.loc["z", "causal"]
+    assert found["rank"].to_dict() == {"b": 1, "d": 1, "a": 3, "z": 1}
+    assert found.loc["b", "equivalent"] == ["d"] and found.loc["d", "equivalent"] == ["b"]
+    assert found.loc["a", "equivalent"] == found.loc["a", "undecided"] == [] and not found.loc["z", "causal"]
+    assert found["letters"].to_dict() == {"b": "a", "d": "a", "a": "b", "z": "a"}
+    a = 2 + noise + own["a"]
     low, high = stats.t.interval(0.95, 4, loc=a.mean(), scale=stats.sem(a))
-    assert found.loc["a", "mean"] == pytest.approx(a.mean()) and found.loc["a", "half_width"] == pytest.approx(
-        (high - low) / 2
-    )
+    assert found.loc["a", "half_width"] == pytest.approx((high - low) / 2)
     text = compare.text(table)
     assert "NOT causal" in text and text.index(" b ") < text.index(" a ")
+
+
+def test_a_tie_is_no_equivalence() -> None:
+    """Of two means that are alike within noise of 0.1; every verdict has effect, interval, margin and number of seeds."""
+    by_seed = pd.DataFrame({"a": [1.0, 1.2, 1.1], "b": [1.15, 1.0, 1.15]})
+    (pair,) = family.family(by_seed).pairs
+    assert pair.effect < family.MARGIN and pair.p > 0.5 and pair.verdict == family.UNDECIDED
+    assert all(
+        part in str(pair) for part in ("undecided", "margin 0.01", "n = 3", f"{pair.low:.4f} to {pair.high:.4f}")
+    )
+    (wider,) = family.family(by_seed, margin=2.0).pairs
+    assert wider.verdict == family.EQUIVALENT and wider.p_equivalent < family.ALPHA < pair.p_equivalent
+
+
+def test_the_family_is_that_of_the_stored_rows() -> None:
+    """Noise, pairs and letters of a rule + seed ANOVA with Tukey's HSD, by its textbook formulas for balanced data; rules of other code included."""
+    finals = compare.finals(run_rows.read(ROOT / "results/nvidia-h200/quality.parquet").to_pandas())
+    by_seed = family.by_seed(finals[(finals["label"] == "e8") & finals["causal"].astype(bool)], compare.METRIC)
+    found = family.family(by_seed)
+    values = by_seed.to_numpy()
+    seeds, rules = values.shape
+    rest = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+    freedom = (seeds - 1) * (rules - 1)
+    noise = ((rest**2).sum() / freedom) ** 0.5
+    least = stats.studentized_range.ppf(0.95, rules, freedom) * noise / seeds**0.5
+    gaps = [abs(a - b) for a, b in itertools.combinations(values.mean(0), 2)]
+    assert found.noise == pytest.approx(noise) and noise == pytest.approx(0.0087, abs=5e-5)
+    words = [pair.verdict for pair in found.pairs]
+    assert words.count(family.DIFFERENT) == sum(gap > least for gap in gaps) == 53 and len(gaps) == 78
+    assert all(pair.high - pair.effect == pytest.approx(least) for pair in found.pairs)
+    assert found.detectable > least
+    letters = family.letters(found, list(by_seed.mean().sort_values().index))
+    for pair in found.pairs:
+        shared = set(letters[pair.better]) & set(letters[pair.worse])
+        assert bool(shared) == (pair.verdict != family.DIFFERENT), pair
+
+
+def test_a_seed_that_is_used_twice_is_refused() -> None:
+    """It would count as two."""
+    table = pd.DataFrame(rows("a", [1.0, 1.1]) + rows("b", [1.0, 1.1]))
+    table.loc[table["seed"] == 1, "seed"] = 0
+    with pytest.raises(UserError, match="0 twice for a"):
+        compare.summary(table)
+
+
+@pytest.mark.parametrize(("lr", "grid", "refused"), [(0.1, [0.1, 0.2, 0.4], True), (0.4, [0.1, 0.2, 0.4], True), (0.2, [0.1, 0.2, 0.4], False), (0.1, [0.1], False), (0.1, None, False)])  # fmt: skip
+def test_a_best_rate_at_the_edge_of_its_grid_is_refused(lr: float, grid: list[float] | None, refused: bool) -> None:
+    table = pd.DataFrame(rows("a", [1.0, 1.1], lr=lr, pilot_lrs=grid) + rows("b", [2.0, 2.3]))
+    assert set(compare.summary(table)["contestant"]) == ({"b"} if refused else {"a", "b"})
+    assert (("e a", compare.AT_THE_EDGE) in trained_rules.cautions(table)) == refused
+
+
+def test_rows_from_before_their_rule_changed_are_refused_and_said_so() -> None:
+    """GShard's seating changed on 2026-11-22."""
+    assert ZOO["gshard_top2"].changed == "2026-11-22"
+    for ended, refused in (("2026-11-21T16:33:53+00:00", True), ("2026-11-22T16:33:53+00:00", False)):
+        table = pd.DataFrame(
+            rows("gshard_top2", [1.0, 1.1], ended_at=ended) + rows("softk", [2.0, 2.3], ended_at=ended)
+        )
+        assert ("gshard_top2" in set(compare.summary(table)["contestant"])) == (not refused)
+        assert (("e gshard_top2", compare.OLDER_CODE) in trained_rules.cautions(table)) == refused
 
 
 def test_holm() -> None:
@@ -240,18 +302,11 @@ def test_rows_of_another_machine_are_collected_by_its_name(tmp_path: Path, monke
     assert result.exit_code and "results/other-gpu/runs" in str(result.exception or "") + result.output
 
 
-def test_pairs_are_tested_over_the_seeds_that_both_have() -> None:
-    """Three comparisons: the least p counts three times. The better one is so in the mean."""
-    a, b, c = [1.0, 1.1, 1.3, np.nan], [1.2, 1.25, 1.6, 9.0], [1.1, 1.3, 1.2, 1.5]
-    found = {
-        frozenset((one, other)): (one, p) for one, other, p in compare.pairs(pd.DataFrame({"a": a, "b": b, "c": c}))
-    }
-    raw = {
-        frozenset("ab"): stats.ttest_rel(a[:3], b[:3]).pvalue,
-        frozenset("ac"): stats.ttest_rel(a[:3], c[:3]).pvalue,
-        frozenset("bc"): stats.ttest_rel(b, c).pvalue,
-    }
-    least = min(raw, key=raw.__getitem__)
-    assert least == frozenset("ab") and found[least] == ("a", pytest.approx(3 * raw[least]))
-    one_outlier = compare.pairs(pd.DataFrame({"a": [1.0, 1.0, 9.0], "b": [2.0, 2.1, 2.2]}))
-    assert one_outlier[0][:2] == ("b", "a"), "in two of three seeds it is not"
+def test_pairs_of_incomplete_seeds_have_wider_intervals() -> None:
+    """The additive model takes every seed that a contestant has; c lacks one, so that its pairs are known less well."""
+    random = np.random.default_rng(3)
+    table = pd.DataFrame({name: random.normal(i, 0.1, 4) for i, name in enumerate("abc")})
+    table.loc[3, "c"] = np.nan
+    found = {frozenset((pair.better, pair.worse)): pair for pair in family.family(table).pairs}
+    whole, part = found[frozenset("ab")], found[frozenset("ac")]
+    assert (whole.seeds, part.seeds) == (4, 3) and part.high - part.low > whole.high - whole.low > 0

@@ -194,6 +194,7 @@ def test_what_seeds_tell_apart_is_counted_from_the_rows(generate: ModuleType, mo
         "capacity_factor": 1.0,
         "drop_policy": "position",
         "train_mode": "joint",
+        "lr": 0.1,
     }
     rows = [
         known
@@ -212,7 +213,7 @@ def test_what_seeds_tell_apart_is_counted_from_the_rows(generate: ModuleType, mo
     ]
     monkeypatch.setattr(generate.stored_tables.run_rows, "read", lambda path: pa.Table.from_pylist(rows))
     assert "5 seeds" in (said := generate.BLOCKS["quality-told"]())
-    assert "2 of 3 pairs with E=32 and 2 of 3 pairs with E=8" in said
+    assert "E=32: 2 different, 0 equivalent, 1 undecided; E=8: 2 different" in said
 
 
 @pytest.mark.parametrize("text", ["<!-- generated: ceilings -->\nold\n", "<!-- generated: nothing -->\n<!-- end -->\n"])

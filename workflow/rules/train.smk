@@ -73,6 +73,7 @@ if TRAINING.finals:  # else stored rows are a source like any other
                 project_files.source("store/parquet.py"),
                 project_files.source("quality/plan.py"),
                 project_files.source("quality/compare.py"),
+                project_files.source("quality/family.py"),
             ],
         output:
             "results/{platform}/quality.parquet",

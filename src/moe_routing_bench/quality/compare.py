@@ -1,22 +1,22 @@
-"""Which router is better as far as the seeds can tell: means with intervals, paired tests, and a ranking with ties.
+"""Which router is better as far as the seeds can tell: means with intervals, and a ranking from the tests in `family`.
 
-Runs of one seed saw the same bytes in the same order, so routers are compared seed by seed. Only runs of one config are
+Runs of one seed saw the same bytes in the same order, so seeds are blocks. Only runs of one config are
 compared. Rules that see later tokens are compared among themselves, because their loss on a causal task means something
 else.
 """
 
-import itertools
+from collections.abc import Collection
 
-import numpy as np
 import pandas as pd
-from scipy import stats
 
-from moe_routing_bench.quality import run_rows
+from moe_routing_bench.quality import family, run_rows
 from moe_routing_bench.quality.run_rows import MIXED
-from moe_routing_bench.statistics import holm, mean_half_width
+from moe_routing_bench.statistics import mean_half_width
+from moe_routing_kernels.routers.zoo import ZOO
 
 METRIC = "bits_per_byte"
-ALPHA = 0.05
+AT_THE_EDGE = "not ranked: its best learning rate is at the edge of the grid."
+OLDER_CODE = "not ranked: trained before the rule, or how a layer seats its choices, last changed."
 
 
 def finals(table: pd.DataFrame) -> pd.DataFrame:
@@ -62,20 +62,21 @@ def timed(rows: pd.DataFrame) -> str:
 
 
 def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
-    """One row per contestant and config, best first: seeds, mean, 95 % interval by Student's t, rank and ties.
+    """One row per contestant and config, best first: seeds, mean, 95 % interval by Student's t, rank and verdicts.
 
-    The rank is one more than the number of contestants that are significantly better. `ties` names those that are
-    neither significantly better nor significantly worse.
+    The rank is one more than the number of contestants that are significantly better. `letters` are Tukey's. `equivalent` and `undecided`
+    name those that are not different. Contestants that are `refused` are left out.
     """
     lines = []
-    for (label, config, causal), rows in finals(table).groupby(["label", "config_hash", "causal"], sort=False):
-        by_seed = rows.pivot(index="seed", columns="contestant", values=metric)
-        tests = pairs(by_seed)
-        for name in by_seed.mean().sort_values().index:
+    rows = finals(table)
+    rows = rows[refusals(rows) == ""]
+    for (label, config, causal), group in rows.groupby(["label", "config_hash", "causal"], sort=False):
+        by_seed = family.by_seed(group, metric)
+        found = family.family(by_seed)
+        names = list(by_seed.mean().sort_values().index)
+        letters = family.letters(found, names)
+        for name in names:
             values = by_seed[name].dropna().to_numpy()
-            better = [a for a, b, p in tests if b == name and p < ALPHA]
-            worse = [b for a, b, p in tests if a == name and p < ALPHA]
-            ties = [contestant for contestant in by_seed.columns if contestant not in (name, *better, *worse)]
             row = {
                 "label": label,
                 "config_hash": config,
@@ -84,25 +85,29 @@ def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
                 "seeds": len(values),
                 "mean": float(values.mean()) if len(values) else float("nan"),
                 "half_width": mean_half_width(values),
-                "rank": 1 + len(better),
-                "ties": ties,
-                "lr": rows.loc[rows["contestant"] == name, "lr"].iloc[0],
+                "rank": 1 + len(found.better_than(name)),
+                "letters": letters[name],
+                "equivalent": found.of(name, family.EQUIVALENT),
+                "undecided": found.of(name, family.UNDECIDED),
+                "lr": group.loc[group["contestant"] == name, "lr"].iloc[0],
             }
             lines.append(row)
     return pd.DataFrame(lines)
 
 
-def pairs(by_seed: pd.DataFrame) -> list[tuple[str, str, float]]:
-    """(better, worse, p) of every two columns: paired t-tests over the seeds that both have, p corrected by Holm."""
-    compared = []
-    for first, second in itertools.combinations(by_seed.columns, 2):
-        both = by_seed[[first, second]].dropna()
-        gap = (both[first] - both[second]).to_numpy()
-        better, worse = (first, second) if gap.mean() < 0 else (second, first)
-        p = float(stats.ttest_rel(both[first], both[second]).pvalue) if len(gap) > 1 and np.ptp(gap) > 0 else 1.0
-        compared.append((better, worse, p))
-    corrected = holm([p for *_, p in compared])
-    return [(better, worse, p) for (better, worse, _), p in zip(compared, corrected, strict=True)]
+def refusals(rows: pd.DataFrame) -> pd.Series:
+    """Why each final row may not be compared; empty where it may.
+
+    A best learning rate at the edge of its grid says that a better one lies outside. Rows from before their rule changed are of another.
+    """
+    edge = [
+        lr in (min(grid), max(grid)) if isinstance(grid, Collection) and len(grid) > 1 else False
+        for lr, grid in zip(rows["lr"], rows.get("pilot_lrs", pd.Series(None, index=rows.index)), strict=True)
+    ]
+    changed = rows["router"].map(lambda name: ZOO[str(name)].changed if name in ZOO else "")
+    ended = rows.get("ended_at", pd.Series("9", index=rows.index)).astype("string").fillna("9")
+    reasons = pd.Series("", index=rows.index).mask(pd.Series(edge, index=rows.index, dtype=bool), AT_THE_EDGE)
+    return reasons.mask(ended.lt(changed).fillna(False).astype(bool), OLDER_CODE)
 
 
 def text(table: pd.DataFrame, metric: str = METRIC) -> str:
@@ -112,11 +117,14 @@ def text(table: pd.DataFrame, metric: str = METRIC) -> str:
         kind = "causal" if causal else "NOT causal: no rank beside the others"
         lines.append(f"\n{label} ({config}), {metric}, {kind}")
         lines.append(
-            f"{'rank':>4}  {'router':<28} {'mean':>8} {'± 95 %':>8} {'seeds':>5} {'lr':>8}  cannot be told from"
+            f"{'rank':>4}  {'router':<28} {'mean':>8} {'± 95 %':>8} {'seeds':>5} {'lr':>8} {'letters':>7}  undecided; equivalent within {family.MARGIN:g}"
         )
         for row in rows.to_dict("records"):
-            numbers = f"{row['mean']:>8.4f} {row['half_width']:>8.4f} {row['seeds']:>5} {row['lr']:>8.2g}"
-            lines.append(f"{row['rank']:>4}  {row['contestant']:<28} {numbers}  {', '.join(row['ties']) or '-'}")
+            numbers = (
+                f"{row['mean']:>8.4f} {row['half_width']:>8.4f} {row['seeds']:>5} {row['lr']:>8.2g} {row['letters']:>7}"
+            )
+            others = f"{', '.join(row['undecided']) or '-'}; {', '.join(row['equivalent']) or '-'}"
+            lines.append(f"{row['rank']:>4}  {row['contestant']:<28} {numbers}  {others}")
     return "\n".join(lines)
 
 

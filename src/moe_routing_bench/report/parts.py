@@ -190,6 +190,7 @@ class Contest:
 
     title: str
     causal: bool
+    power: str
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -212,6 +213,7 @@ class Quality:
     columns: list[tuple[str, str, str]]
     by_domain: bool
     withdrawn: str
+    margin: float
     cautions: list[tuple[str, str]]
     contests: list[Contest]
     adaptations: list[dict[str, Any]]

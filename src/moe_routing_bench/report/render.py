@@ -12,7 +12,7 @@ import pyarrow as pa
 from moe_routing_bench.comparison import origins
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.figures import FIGURES, footer
-from moe_routing_bench.quality import compare
+from moe_routing_bench.quality import compare, family
 from moe_routing_bench.quality.run_rows import BY_DOMAIN
 from moe_routing_bench.quantities import digits
 from moe_routing_bench.report import (
@@ -149,6 +149,7 @@ def _quality(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:
         columns=[(name, heading, meaning) for name, heading, _, meaning in trained_rules.COLUMNS],
         by_domain=bool((trained["validation_batches"] == BY_DOMAIN).any()),
         withdrawn=compare.WITHDRAWN,
+        margin=family.MARGIN,
         cautions=trained_rules.cautions(trained),
         contests=trained_rules.contests(trained),
         adaptations=[] if adapted is None else trained_rules.adaptations(adapted),

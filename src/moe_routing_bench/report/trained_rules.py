@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.figures import training_rows
-from moe_routing_bench.quality import compare, perft_summary, specialisation
+from moe_routing_bench.quality import compare, family, perft_summary, specialisation
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.parts import Altered, Contest
@@ -26,7 +26,12 @@ COLUMNS = (
         "mutual information of a choice's expert and its byte's domain, mean over layers",
     ),
     ("experts_per_token", "experts per byte", "{:.3g}", "choices that reach an expert without a capacity limit"),
-    ("lr", "learning rate", "{:.3g}", "that of the pilot with the least validation loss, where there were pilots"),
+    (
+        "lr",
+        "learning rate",
+        "{:.3g}",
+        "that of the pilot with the least validation loss, where there were pilots; of one seed each, so that their noise is not known",
+    ),
 )
 WAYS = {
     "bits_by_format": "experts in another format, no capacity",
@@ -37,16 +42,24 @@ WAYS = {
 def quality(finals: pd.DataFrame) -> Sentence | None:
     """The causal rule of the least loss, in the config with most of them; only where the seeds tell it from some other."""
     causal = finals[finals["causal"].astype(bool)]
+    causal = causal[compare.refusals(causal) == ""]
     if causal.empty:
         return None
     label = causal.groupby("label", sort=False)["contestant"].nunique().idxmax()
-    ranks = compare.summary(causal[causal["label"] == label].assign(config_hash=label))
+    mine = causal[causal["label"] == label]
+    ranks = compare.summary(mine.assign(config_hash=label))
+    found = family.family(family.by_seed(mine, compare.METRIC))
     best = ranks.iloc[0]
-    others = len(ranks) - 1
-    below = others - len(best["ties"])
+    rest = (best["equivalent"], best["undecided"])
+    below = len(ranks) - 1 - sum(map(len, rest))
     if best["rank"] != 1 or below < 1:  # of one seed nothing is told apart
         return None
-    text = f"Quality ({label}): {best['contestant']} has the least loss of {len(ranks)} causal rules, {best['mean']:.4f} ± {best['half_width']:.4f} bits per byte over {best['seeds']} seeds; significantly less than {below} of the {count(others, 'other')}."
+    second = next(pair for pair in found.pairs if {pair.better, pair.worse} == set(ranks["contestant"][:2]))
+    text = (
+        f"Quality ({label}): {best['contestant']} has the least loss of {len(ranks)} causal rules, {best['mean']:.4f} ± {best['half_width']:.4f} bits per byte "
+        f"over {best['seeds']} seeds; less than {below} of the {count(len(ranks) - 1, 'other')} (Tukey), equivalent to {len(rest[0])} within {family.MARGIN:g}, "
+        f"undecided against {len(rest[1])}. The first two: {second}."
+    )
     dots = [
         Dot(
             str(rank["contestant"]),
@@ -54,7 +67,7 @@ def quality(finals: pd.DataFrame) -> Sentence | None:
             rank["mean"] - rank["half_width"],
             rank["mean"] + rank["half_width"],
             i == 0,
-            rank["contestant"] in best["ties"],
+            any(rank["contestant"] in names for names in rest),
         )
         for i, rank in enumerate(ranks.dropna(subset=["half_width"]).to_dict("records"))
     ]
@@ -102,10 +115,15 @@ def contests(table: pd.DataFrame) -> list[Contest]:
     # An entry's runs see the same bytes and have the same sizes; its networks differ in their hash.
     ranks = compare.summary(table.assign(config_hash=table["label"]))
     found = []
+    if ranks.empty:
+        return []
     for (label, causal), rows in ranks.groupby(["label", "causal"], sort=False):
         mine = finals[(finals["label"] == label) & (finals["causal"].astype(bool) == causal)]
         lines = [_line(rank, mine[mine["contestant"] == rank["contestant"]]) for rank in rows.to_dict("records")]
-        found.append(Contest(training_rows.describe(finals[finals["label"] == label]), bool(causal), lines))
+        tests = family.family(family.by_seed(mine[compare.refusals(mine) == ""], compare.METRIC))
+        found.append(
+            Contest(training_rows.describe(finals[finals["label"] == label]), bool(causal), _power(tests), lines)
+        )
     order = list(table["label"].unique())
     return sorted(found, key=lambda one: (order.index(one.title.partition(":")[0]), not one.causal))
 
@@ -113,7 +131,23 @@ def contests(table: pd.DataFrame) -> list[Contest]:
 def cautions(table: pd.DataFrame) -> list[tuple[str, str]]:
     """What speaks against the place of a rule among the runs, as the zoo says it: names and sentences."""
     there = set(table["router"])
-    return [(name, rule.caution) for name, rule in ZOO.items() if rule.caution and name in there]
+    rows = compare.finals(table)
+    reasons = compare.refusals(rows)
+    refused = dict.fromkeys(
+        zip(
+            rows.loc[reasons != "", "label"] + " " + rows.loc[reasons != "", "contestant"],
+            reasons[reasons != ""],
+            strict=True,
+        )
+    )
+    return [*((name, rule.caution) for name, rule in ZOO.items() if rule.caution and name in there), *refused]
+
+
+def _power(tests: family.Family) -> str:
+    """What these seeds can show, in words."""
+    if not tests.detectable > 0:
+        return "no noise is known, so nothing is told apart"
+    return f"noise of a run {tests.noise:.4f} bits per byte; with a power of {family.POWER:.0%} an effect of {tests.detectable:.3f} is told apart"
 
 
 def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
@@ -125,7 +159,9 @@ def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:
     return {
         "contestant": f"{rank['contestant']}{mark}{note}",
         "rank": rank["rank"],
-        "ties": rank["ties"],
+        "letters": rank["letters"],
+        "equivalent": rank["equivalent"],
+        "undecided": rank["undecided"],
         "mean": f"{rank['mean']:.4f}",
         "half_width": half,
         "seeds": rank["seeds"],
