@@ -19,6 +19,8 @@ OPERATIONS = (
     "experts",
     "combine",
     "dispatch",
+    "ep_combine",
+    "ep_pair",
     "routing",
     "layer",
     "training",

@@ -1,15 +1,14 @@
-"""`dispatch`: what it is, worked out by hand; its implementations in a group of processes; a cell through the harness."""
+"""Benches over ranks: what they are, worked out by hand; their implementations in a group of processes; cells through the harness."""
 
-import json
+import functools
 import math
 import os
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
+import rank_processes
 from moe_routing_bench import api
 from moe_routing_bench.benches.ranks import of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
@@ -24,7 +23,8 @@ from packs import no_ceilings
 
 __all__ = ["no_ceilings"]
 
-BENCH, SIZES = BENCHES["dispatch"], {"hidden": 16, "experts": 8, "top_k": 2, "dtype": "bf16"}
+SIZES = {"hidden": 16, "experts": 8, "top_k": 2, "dtype": "bf16"}
+NAMES = ("dispatch", "ep_combine", "ep_pair")
 QUICK = Settings(
     *(2, 1.0),
     max_seconds=0.1,
@@ -35,7 +35,7 @@ QUICK = Settings(
     max_blocks=3,
     timeout=30,
 )
-CASES = {  # tokens and ranks; ids of a case that no sampler draws
+CASES = {  # tokens and ranks; ids of all tokens that no sampler draws
     "even": ({"tokens": 12}, None),
     "skewed": ({"tokens": 37, "skew": 1.0}, None),
     "three to two": ({"tokens": 5}, None),
@@ -44,22 +44,29 @@ CASES = {  # tokens and ranks; ids of a case that no sampler draws
     "all to the same rank": ({"tokens": 6}, [0, 3]),
     "one expert per rank": ({"tokens": 9, "experts": 3, "ranks": 3}, None),
     "all experts of a token on a rank": ({"tokens": 7, "top_k": 4}, [0, 1, 2, 3]),
+    "dropped": ({"tokens": 7, "top_k": 4}, [5, -1, 0, 8]),
+    "all dropped": ({"tokens": 3}, [-1, 8]),
 }
 
 
-def case(name: str) -> tuple[Cell, dict[str, torch.Tensor]]:
+def case(bench: str, name: str) -> tuple[Cell, dict[str, torch.Tensor]]:
     """A cell and its inputs."""
     axes, ids = CASES[name]
-    cell = cell_of("dispatch", **SIZES | axes)
-    inputs = BENCH.definition().build(cell, 3, "cpu")
+    cell = cell_of(bench, **SIZES | axes)
+    definition = BENCHES[bench].definition()
+    inputs = definition.build(cell, 3, "cpu")
     for each in parts(inputs, "topk_ids") if ids else ():
         each.copy_(torch.tensor(ids, dtype=torch.int32).expand_as(each))
+    if ids and bench == "ep_combine":
+        weights = torch.rand(cell.tokens, cell.top_k)
+        inputs |= definition.handle(cell, torch.cat(parts(inputs, "topk_ids")), weights)
     return cell, inputs
 
 
 def test_rows_counts_and_bytes_by_hand() -> None:
-    """Three tokens of two elements on two ranks of two experts each; the first rank has one of the tokens."""
-    definition, cell = BENCH.definition(), cell_of("dispatch", tokens=3, hidden=2, experts=4, top_k=2, dtype="fp32")
+    """Three tokens of two elements on two ranks of two experts each; the first rank has one of the tokens, and one choice is of no expert."""
+    definition = BENCHES["dispatch"].definition()
+    cell = cell_of("dispatch", tokens=3, hidden=2, experts=4, top_k=2, dtype="fp32")
     x = torch.tensor([[1.0, 1], [2, 2], [3, 3]])
     inputs = {"x@0": x[:1], "x@1": x[1:]}
     inputs |= {"topk_ids@0": torch.tensor([[3, 0]]).int(), "topk_ids@1": torch.tensor([[0, 1], [3, 2]]).int()}
@@ -77,6 +84,33 @@ def test_rows_counts_and_bytes_by_hand() -> None:
     assert (cost.read_bytes, cost.write_bytes, cost.flops) == (24 + 24, 48 + 16, 0)
 
 
+def test_sums_and_bytes_of_the_way_back_by_hand() -> None:
+    """The rows of the first test, less one that is of no expert: y is 10 times the number of its row, weights are halves."""
+    ids = torch.tensor([[3, 0], [0, 1], [3, -1]]).int()
+    for name, ways in (("ep_combine", (0, 1)), ("ep_pair", (1, 1))):
+        definition = BENCHES[name].definition()
+        cell = cell_of(name, tokens=3, hidden=2, experts=4, top_k=2, dtype="fp32")
+        inputs = {"topk_ids@0": ids[:1], "topk_ids@1": ids[1:]}
+        inputs |= {f"y@{rank}": 10.0 * torch.arange(1, 7)[:, None].expand(6, 2) for rank in range(2)}
+        if name == "ep_combine":
+            handle = definition.handle(cell, ids, torch.full((3, 2), 0.5))
+            assert [each.tolist() for each in parts(handle, "row_tokens")] == [[0, 1, 1, -1, -1, -1], [0, 2] + [-1] * 4]
+            inputs |= handle
+        else:
+            inputs |= {f"{part}@{r}": torch.full((r + 1, 2), 0.5) for part in ("x", "topk_weights") for r in range(2)}
+        expected = definition.reference(cell, inputs)
+        assert [each[:, 0].tolist() for each in parts(expected, "combined")] == [[10], [25, 10]]
+        fields = definition.traffic(cell, inputs, expected)
+        out, back = ways
+        assert (fields["rank_tokens"], fields["rank_rows"]) == ([1, 2], [3, 2])
+        assert fields["rank_all_bytes"] == [16 * out + 24 * back, 24 * out + 16 * back]
+        assert fields["rank_wire_bytes"] == [8 * out + 16 * back, 16 * out + 8 * back]
+        assert fields["rank_deduplicated_bytes"] == [8 * out + 8 * back] * 2
+        cost = definition.cost(cell, inputs, definition.empty_outputs(cell, inputs), expected)
+        ranks = {"ep_combine": (40 + 5 * 8 + 24, 24), "ep_pair": (40 + 24 + 24 + 24, 40 + 16 + 24)}
+        assert (cost.read_bytes, cost.write_bytes, cost.flops) == (*ranks[name], 0)
+
+
 def test_tokens_are_split_evenly_and_experts_must_be() -> None:
     assert (shares(5, 2), shares(1, 4), shares(8, 4)) == ([2, 3], [0, 0, 0, 1], [2] * 4)
     assert cell_of("dispatch", tokens=4, **SIZES).ranks == 2
@@ -87,14 +121,16 @@ def test_tokens_are_split_evenly_and_experts_must_be() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_wrong_row_count_or_order_is_found(name: str) -> None:
-    cell, inputs = case(name)
-    definition = BENCH.definition()
+@pytest.mark.parametrize("bench", NAMES)
+def test_a_wrong_row_count_order_or_sum_is_found(bench: str, name: str) -> None:
+    cell, inputs = case(bench, name)
+    definition = BENCHES[bench].definition()
     outputs, expected = definition.empty_outputs(cell, inputs), definition.reference(cell, inputs)
-    for part, want in expected.items():
+    compared = {part: want for part, want in expected.items() if part in outputs}
+    for part, want in compared.items():
         outputs[part][: len(want)] = want
     assert definition.check(cell, inputs, outputs, expected).error is None
-    for part, want in expected.items():
+    for part, want in compared.items():
         if want.numel():
             outputs[part][len(want) - 1] += 1
             assert part in (definition.check(cell, inputs, outputs, expected).error or "")
@@ -104,50 +140,43 @@ def test_a_wrong_row_count_or_order_is_found(name: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_implementation_is_right(ranks: int, tmp_path: Path) -> None:
     """All cases in one group of processes, against the reference of one process; twice, so that nothing depends on what was there."""
-    names = [name for name in CASES if case(name)[0].ranks == ranks]
-    children = []
-    for rank in range(ranks):
-        if (child := os.fork()) == 0:
-            try:
-                processes.end_with(os.getppid())
-                said = _wrong(rank, ranks, names, tmp_path)
-            except BaseException as error:
-                said = [repr(error)]
-            (tmp_path / f"{rank}.json").write_text(json.dumps(said))
-            os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
-    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)] == [[]] * ranks
+    calls = [
+        (bench, implementation.name, name)
+        for bench in NAMES
+        for implementation in BENCHES[bench].implementations
+        for name in CASES
+        if case(bench, name)[0].ranks == ranks
+    ]
+    found = rank_processes.called(ranks, tmp_path, functools.partial(_outputs, calls=calls))
+    assert all(isinstance(each, list) for each in found), found
+    for i, (bench, implementation, name) in enumerate(calls):
+        cell, inputs = case(bench, name)
+        definition = BENCHES[bench].definition()
+        outputs = {f"{part}@{rank}": tensor for rank in range(ranks) for part, tensor in found[rank][i].items()}
+        check = definition.check(cell, inputs, outputs, definition.reference(cell, inputs))
+        assert check.error is None, (bench, implementation, name)
 
 
-def _wrong(rank: int, ranks: int, names: list[str], folder: Path) -> list[str]:
-    """What is wrong on a rank, in all cases and implementations."""
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    store = dist.FileStore(str(folder / "store"), ranks)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    wrong = []
-    for name in names:
-        cell, inputs = case(name)
-        definition = BENCH.definition()
-        expected = of_rank(definition.reference(cell, inputs), rank)
-        for implementation in BENCH.implementations:
-            outputs = of_rank(definition.empty_outputs(cell, inputs), rank)
-            call = BENCH.bind(implementation.name, cell, of_rank(inputs, rank) | outputs)
-            for _ in range(2):
-                for tensor in outputs.values():
-                    tensor.fill_(77)
-                call()
-                good = all(torch.equal(outputs[part][: len(want)], want) for part, want in expected.items())
-                wrong += [] if good else [f"{implementation.name}: {name}"]
-    return wrong
+def _outputs(rank: int, calls: list[tuple[str, str, str]]) -> list[dict[str, torch.Tensor]]:
+    """The outputs of each call on a rank."""
+    found = []
+    for bench, implementation, name in calls:
+        cell, inputs = case(bench, name)
+        outputs = of_rank(BENCHES[bench].definition().empty_outputs(cell, inputs), rank)
+        call = BENCHES[bench].bind(implementation, cell, of_rank(inputs, rank) | outputs)
+        for _ in range(2):
+            for tensor in outputs.values():
+                tensor.fill_(77)
+            call()
+        found.append(outputs)
+    return found
 
 
-def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bench", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
+def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench: str) -> None:
     """Of one token, so that the first rank has none. The row says what each rank had, and can be stored."""
-    cell = cell_of("dispatch", tokens=1, hidden=8, experts=4, top_k=2, dtype="bf16")
-    names = tuple(implementation.name for implementation in BENCH.implementations)
+    cell = cell_of(bench, tokens=1, hidden=8, experts=4, top_k=2, dtype="bf16")
+    names = tuple(implementation.name for implementation in BENCHES[bench].implementations)
     job = Job(cell, names, QUICK)
     found = supervisor.measure(job, tmp_path / "cell.parquet")
     assert [(row["status"], row["restarts"]) for row in found] == [("ok", 0)] * 2, [row.get("reason") for row in found]
@@ -155,7 +184,7 @@ def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path) -> Non
         assert (row["rank_tokens"], row["rank_devices"], row["rank_backend"]) == ([0, 1], ["cpu"] * 2, "gloo")
         assert row["isolated"] and row["timer"] == "wall" and row["barrier_us"] > 0
         assert len(row["rank_medians_us"]) == 2 and min(row["rank_medians_us"]) > 0
-        assert sum(row["rank_rows"]) == 2 and sum(row["rank_all_bytes"]) == 2 * 16
+        assert sum(row["rank_rows"]) == 2 and sum(row["rank_all_bytes"]) % (2 * 16) == 0
     assert not processes.running(processes.descendants(os.getpid()))
     stored = records.read(tmp_path / "cell.parquet").to_pylist()
     assert [row["ranks"] for row in stored] == [2, 2]
