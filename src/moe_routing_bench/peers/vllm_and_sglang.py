@@ -15,17 +15,14 @@ Compulsory bytes: (T + R) * H * itemsize + 4 * R; floor: those over the copy ban
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from moe_routing_bench.peers.loading import LIBRARIES
 from moe_routing_kernels.formats import FORMATS
+from moe_routing_kernels.pack import Pack
 from moe_routing_kernels.permute import Permute
-
-if TYPE_CHECKING:  # their gate has nothing of pack
-    from moe_routing_kernels.pack import Pack
 
 
 def unsupported_align(problem: Permute, *, library: str) -> str | None:
@@ -52,7 +49,7 @@ def bind_align(
     return lambda: operators.moe_align_block_size(topk_ids, experts + 1, block, *outputs, sums, True)
 
 
-def unsupported_shuffle(problem: "Pack", *, library: str) -> str | None:
+def unsupported_shuffle(problem: Pack, *, library: str) -> str | None:
     """Why a library, `vLLM` or `SGLang`, cannot run a problem, or None."""
     if problem.packed != problem.dtype:
         return f"{library}'s shuffle_rows copies rows as they are, not as {problem.packed}"
@@ -64,7 +61,7 @@ def unsupported_shuffle(problem: "Pack", *, library: str) -> str | None:
 
 
 def bind_shuffle(
-    problem: "Pack", *, x: Tensor, order: Tensor, inverse: Tensor, packed: Tensor, library: str
+    problem: Pack, *, x: Tensor, order: Tensor, inverse: Tensor, packed: Tensor, library: str
 ) -> Callable[[], None]:
     """Bind x (T, H) and order (R,) int32; the call writes packed (R, H)."""
     operators, top_k, tokens = LIBRARIES[library].operators(), problem.top_k, torch.empty_like(order)
