@@ -177,7 +177,7 @@ def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench:
     """Of one token, so that the first rank has none. The row says what each rank had, and can be stored."""
     cell = cell_of(bench, tokens=1, hidden=8, experts=4, top_k=2, dtype="bf16")
     names = tuple(implementation.name for implementation in BENCHES[bench].implementations)
-    job = Job(cell, names, QUICK)
+    job, before = Job(cell, names, QUICK), processes.descendants(os.getpid())
     found = supervisor.measure(job, tmp_path / "cell.parquet")
     assert [(row["status"], row["restarts"]) for row in found] == [("ok", 0)] * 2, [row.get("reason") for row in found]
     for row in found:
@@ -185,7 +185,7 @@ def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench:
         assert row["isolated"] and row["timer"] == "wall" and row["barrier_us"] > 0
         assert len(row["rank_medians_us"]) == 2 and min(row["rank_medians_us"]) > 0
         assert sum(row["rank_rows"]) == 2 and sum(row["rank_all_bytes"]) % (2 * 16) == 0
-    assert not processes.running(processes.descendants(os.getpid()))
+    assert not processes.running(processes.descendants(os.getpid()) - before)
     stored = records.read(tmp_path / "cell.parquet").to_pylist()
     assert [row["ranks"] for row in stored] == [2, 2]
     assert {name for name in rows.MEASURED if name.startswith("rank_")} <= {n for n, v in stored[0].items() if v}

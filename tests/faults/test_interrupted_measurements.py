@@ -19,7 +19,7 @@ from moe_routing_kernels.errors import UserError
 CELL = cell_of("pack", tokens=64, hidden=32, experts=8, top_k=2, dtype="fp32")
 TIMEOUT = 3
 SETTINGS = Settings(
-    max_seconds=1.0, max_blocks=10**6, target_half_width=1e-9, warmup_ms=1, interval_us=200, timeout=TIMEOUT
+    max_seconds=2.0, max_blocks=10**6, target_half_width=1e-9, warmup_ms=1, interval_us=200, timeout=TIMEOUT
 )
 JOB = Job(CELL, ("torch",), SETTINGS)
 

@@ -42,7 +42,7 @@ def bind(
 
     The library allocates its result, so a bound `combined` is not written. A `residual` (T, H) is added by torch.
     """
-    from moe_ops import grouped_gemm, permute, unpermute  # pyright: ignore[reportAttributeAccessIssue]
+    from moe_ops import grouped_gemm, permute, unpermute  # pyright: ignore  (this module has the same name)
 
     tokens, top_k = topk_ids.shape
 
@@ -59,7 +59,7 @@ def bind(
 
 def layer(problem: Layer) -> Callable[..., Tensor]:
     """The layer as a differentiable function of x, topk_ids, topk_weights, w13 and w2."""
-    from moe_ops import grouped_gemm, permute, unpermute  # pyright: ignore[reportAttributeAccessIssue]
+    from moe_ops import grouped_gemm, permute, unpermute  # pyright: ignore  (this module has the same name)
 
     def run(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
         tokens, top_k = topk_ids.shape
