@@ -33,11 +33,11 @@ HOUSES = {
         "gemm": "activations cute formats pack",
         "layer": "errors cute permute gate combine experts formats implementations target",
         "experts": "activations errors formats cute gemm layer pack combine permute implementations target",
-        "routing": "implementations permute",
+        "routing": "errors implementations permute",
         "shared_experts": "experts implementations",
         "training": "formats experts implementations layer permute",
         "choices": "errors formats experts implementations layer target",
-        "ops": "activations errors formats routers choices cute gate permute pack combine experts implementations layer target",
+        "ops": "activations errors formats routers routing choices cute gate permute pack combine experts implementations layer target",
     },
     "moe_routing_bench": {
         "ceilings": "",
