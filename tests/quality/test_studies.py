@@ -9,7 +9,7 @@ import torch
 
 from moe_routing_bench.config import load as config
 from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, Run
-from moe_routing_bench.quality import evaluate, language_model, loop, plan, run_rows
+from moe_routing_bench.quality import evaluate, language_model, loop, plan, run_rows, train
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.routers.zoo import ZOO
 
@@ -142,3 +142,29 @@ def test_validation_may_be_shorter(shared_text: str, monkeypatch: pytest.MonkeyP
     assert (whole.total, short.total, short.size) == (1000, 500, 500)
     assert torch.equal(short.tokens[:501], whole.tokens[:501])
     assert evaluate.bits(1.0, short) == evaluate.bits(1.0, whole)
+
+
+TINY = Run(dim=16, heads=2, layers=2, expert_hidden=16, sequence=32, batch=4, steps=3, warmup=1, altered=False)
+
+
+@pytest.mark.parametrize(
+    ("router", "factor", "policy", "causal", "in_evaluation"),
+    [
+        ("gshard_top2", 1.25, "position", False, False),  # second choices are seated after first ones
+        ("gshard_top2", None, "position", True, True),
+        ("softk", 1.25, "position", True, True),
+        ("softk", 1.25, "score", False, False),
+        ("softk", None, "score", True, True),
+        ("sinkhorn", 1.25, "position", False, True),
+        ("sinkhorn", 1.25, "random", False, False),
+        ("expert_choice", None, "position", False, False),
+    ],
+)
+def test_rows_say_whether_a_run_is_causal_with_its_capacity(
+    shared_text: str, tmp_path: Path, router: str, factor: float | None, policy: str, causal: bool, in_evaluation: bool
+) -> None:
+    """Not what the rule is without one: a run with a leak is ranked apart from causal ones."""
+    one = dataclasses.replace(TINY, router=router, capacity_factor=factor, drop_policy=policy)
+    train.train(dataclasses.replace(one, corpora={shared_text: None}), tmp_path / "run.parquet", "cpu")
+    stored = run_rows.last(tmp_path / "run.parquet")
+    assert (stored["causal"], stored["causal_in_evaluation"]) == (causal, in_evaluation)

@@ -13,7 +13,6 @@ from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_bench.quality.loop import Training, go_on, now, saved
 from moe_routing_bench.quality.steps import Windows
 from moe_routing_kernels.errors import bad
-from moe_routing_kernels.routers.zoo import ZOO
 
 _PART = ".adapters."  # is in the names of what learns, and in no other
 
@@ -113,7 +112,7 @@ def _fixed(training: Adapting) -> dict[str, Any]:
     everything = sum(p.numel() for p in training.model.parameters())
     names = ("purpose", "label", "router", "seed", "experts", "sequence", "batch", "steps", "lr")
     return {name: getattr(run, name) for name in names} | {
-        "causal": ZOO[run.router].causal_in_evaluation,
+        "causal": train.is_causal(run, training=False),  # the base is frozen
         "schema_version": run_rows.SCHEMA_VERSION,
         "run": adaptation.name,
         "config_hash": adaptation.config_hash,

@@ -116,8 +116,8 @@ def _fixed(training: Training) -> dict[str, Any]:
         "schema_version": run_rows.SCHEMA_VERSION,
         "run": run.name,
         "config_hash": run.config_hash,
-        "causal": rule is None or rule.causal,
-        "causal_in_evaluation": rule is None or rule.causal_in_evaluation,
+        "causal": is_causal(run),
+        "causal_in_evaluation": is_causal(run, training=False),
         "learns": rule is not None and rule.learns,
         "params": params,
         "active_params": active,
@@ -129,6 +129,16 @@ def _fixed(training: Training) -> dict[str, Any]:
         "engine": training.engine.name,
         **origin(training.device, code.training_files()),
     }
+
+
+def is_causal(run: Run, training: bool = True) -> bool:
+    """Whether no later token of a sequence can change a decision, in training or evaluation with the run's own capacity."""
+    if run.router == DENSE:
+        return True
+    rule = ZOO[run.router]
+    if run.capacity_factor is None:
+        return rule.causal if training else rule.causal_in_evaluation
+    return rule.causal_with_capacity(run.drop_policy, training)
 
 
 def origin(device: str, files: list[Path]) -> dict[str, Any]:
