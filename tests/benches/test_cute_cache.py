@@ -1,7 +1,6 @@
 """The kernel cache: what names an object, and the command that fills it without a GPU. How fast one loads is in tests/timing."""
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -53,9 +52,7 @@ def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
     assert first.returncode == 0, first.stderr
     names = sorted(path.name.partition("-")[0] for path in (tmp_path / "kernels").glob("*.o"))
     assert names == ["cute_combine", "cute_gate", "cute_gate", "cute_pack", "cute_permute"], "a gate for each bench"
-    begin = time.perf_counter()
     assert "0 of them new" in run("sm_90a").stdout
-    assert time.perf_counter() - begin < 30
     (tmp_path / "c.yaml").write_text(
         "grid:\n  - {benches: [layer], implementations: [torch_grouped_mm, cute, cute_gather], tokens: [64], hidden: [256], intermediate: [128], experts: [8], top_k: [2]}\n"
         "  - {benches: [gate, permute], implementations: [cute], tokens: [64], experts: [8], top_k: [2]}\n"

@@ -1,9 +1,11 @@
 """A measurement that is stopped from outside and goes on has rows of a whole measurement, or none: neither timeouts nor samples of before."""
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -19,33 +21,54 @@ from moe_routing_kernels.errors import UserError
 CELL = cell_of("pack", tokens=64, hidden=32, experts=8, top_k=2, dtype="fp32")
 TIMEOUT = 3
 SETTINGS = Settings(
-    max_seconds=2.0, max_blocks=10**6, target_half_width=1e-9, warmup_ms=1, interval_us=200, timeout=TIMEOUT
+    max_seconds=0.2, max_blocks=10**6, target_half_width=1e-9, warmup_ms=1, interval_us=200, timeout=TIMEOUT
 )
 JOB = Job(CELL, ("torch",), SETTINGS)
+ENDLESS = replace(JOB, settings=replace(SETTINGS, max_seconds=1000.0))
+
+
+def sampling_first(ready: int) -> None:
+    """The first worker of this process goes on until it is stopped, however late that comes on a busy machine; `ready` is written to once
+    its supervisor has heard that it takes samples."""
+    attempt, jobs, following = supervisor._attempt, [ENDLESS], supervisor._next
+
+    def hear(receive):
+        message = following(receive)
+        if message and message[0] == "at" and message[2] == "sampling":
+            os.write(ready, b"s")
+            supervisor._next = following
+        return message
+
+    supervisor._attempt = lambda job, *given, **named: attempt(jobs.pop() if jobs else job, *given, **named)
+    supervisor._next = hear
+
+
+def leads(pid: int) -> bool:
+    """Whether a process leads a group of its own, as a worker does, and git does not."""
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        return os.getpgid(pid) == pid
+    return False
 
 
 class Measurement:
     """A supervisor in a fork of this process, and its worker; `path` is the cell's file."""
 
     def __init__(self, path: Path, before: Callable[[], object] = lambda: None) -> None:
-        self.path = path
+        self.path, (known, ready) = path, os.pipe()
         if (pid := os.fork()) == 0:
             code = 99
             try:
                 os.setsid()
                 before()
+                sampling_first(ready)
                 supervisor.measure(JOB, path)
                 code = 0
             finally:
                 os._exit(code)
-        self.pid, self.worker = pid, 0
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not self.worker:  # it leads a group of its own, as git does not
-            leaders = [child for child in processes.descendants(pid) if os.getpgid(child) == child]
-            self.worker = max(leaders, default=0)
-        time.sleep(0.3)
-        while processes.running(processes.descendants(pid)) - {self.worker}:  # which git must have answered
-            time.sleep(0.01)
+        os.close(ready)
+        assert os.read(known, 1) == b"s"
+        os.close(known)
+        self.pid, (self.worker,) = pid, filter(leads, processes.descendants(pid))
 
     def signal(self, number: int, *pids: int) -> None:
         for pid in pids or (self.pid, self.worker):
@@ -77,8 +100,8 @@ def measuring(no_ceilings, tmp_path) -> Iterator[Callable[..., Measurement]]:
 
 def whole(row: dict) -> None:
     """It was measured again, from the beginning, and no sample spans the stop."""
-    assert row["status"] == "ok" and row["restarts"] == 1, row["reason"]
-    assert row["max_us"] < 1e6
+    assert row["status"] == "ok" and row["restarts"] >= 1, row["reason"]
+    assert row["max_us"] < (TIMEOUT + 1) * 1e6
 
 
 @pytest.mark.slow
@@ -122,7 +145,7 @@ def test_a_job_that_a_cgroup_freezes_is_measured_again(measuring, freezer) -> No
     time.sleep(TIMEOUT + 1)
     state.write_text(thawed)
     whole(job.row())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
         time.sleep(0.05)
 

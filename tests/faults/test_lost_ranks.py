@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -39,13 +38,13 @@ STATUSES = {  # what each rogue gets, and parts of the reason
 
 @pytest.fixture(scope="module")
 def measured():
-    """All of them in one cell with an honest implementation, and how long that took."""
+    """All of them in one cell with an honest implementation, and the processes that are left."""
     names = ("torch_all_to_all", *STATUSES)
     plugins = tuple(f"rank_rogues:{name.upper()}" for name in STATUSES)
-    began, before = time.monotonic(), processes.descendants(os.getpid())
+    before = processes.descendants(os.getpid())
     rows = supervisor.measure(Job(CELL, names, QUICK, plugins=plugins))
-    seconds, left = time.monotonic() - began, processes.running(processes.descendants(os.getpid()) - before)
-    return {row["implementation"]: row for row in rows}, seconds, left
+    left = processes.running(processes.descendants(os.getpid()) - before)
+    return {row["implementation"]: row for row in rows}, left
 
 
 @pytest.mark.fault("lost rank")
@@ -58,7 +57,6 @@ def test_the_row_says_which_rank_it_was(measured, name: str) -> None:
 
 def test_others_of_the_cell_are_measured_and_nothing_is_left(measured) -> None:
     """By the same worker: no rank takes it down."""
-    rows, seconds, left = measured
+    rows, left = measured
     assert (rows["torch_all_to_all"]["status"], rows["torch_all_to_all"]["restarts"]) == ("ok", 0)
     assert not left
-    assert seconds < 60

@@ -63,18 +63,23 @@ def test_sizes_are_those_of_the_cost_model(case) -> None:
     assert moved / 4 < found.moved < 4 * moved + 4096
 
 
+def computed() -> float:
+    """The seconds that this process and its children have computed for: other work of the machine is not in them."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
 @pytest.mark.parametrize("case", CELLS)
 def test_a_cell_takes_what_was_estimated(case) -> None:
-    """Within the factor that is said; here without the start of a process."""
+    """Within the factor that is said; here without the start of a process. Other work of the machine makes it take longer than it computes."""
     bench, names, values = CELLS[case]
     job = job_of(bench, names, values, max_seconds=0.2, min_blocks=3)
-    began = time.monotonic()
+    began, before = time.monotonic(), computed()
     rows = supervisor.measure(job)
-    taken = time.monotonic() - began
+    taken, alone = time.monotonic() - began, computed() - before
     assert [row["status"] for row in rows] == ["ok"] * len(names)
     found = estimates.estimate(job, platforms.CPU)
     expected = found.seconds - found.rates.start + 2  # calibration, and the fork
-    assert 1 / estimates.WITHIN < expected / taken < estimates.WITHIN, (expected, taken)
+    assert alone / estimates.WITHIN < expected < taken * estimates.WITHIN, (alone, expected, taken)
 
 
 def test_a_cell_takes_the_memory_that_was_estimated() -> None:

@@ -51,8 +51,8 @@ class Watching:
             )
 
     def said(self, pattern: str) -> str:
-        """The first line that it prints with this, which a minute is enough for."""
-        deadline = time.monotonic() + 60
+        """The first line that it prints with this, for which two minutes are enough on a busy machine."""
+        deadline = time.monotonic() + 120
         while not (found := re.search(f"^.*{pattern}.*$", self._out.read_text(), re.MULTILINE)):
             assert time.monotonic() < deadline and self.process.poll() is None, self._out.read_text()
             time.sleep(0.05)
@@ -79,7 +79,7 @@ def test_every_edit_is_measured_until_an_interrupt(watching: Watching) -> None:
     assert watching.said("first round") == "the first round takes longest: it has torch"
     first = watching.said("round 1,")
     assert re.search(
-        r"own_bmm: right, [\d.]+ us( \[\S+, \S+\])?; [\d.]+x torch \((faster|slower|undecided|same)\); round",
+        r"own_bmm: right, [\d.]+ us(?: \[\S+, \S+\])?; [\d.]+x torch \((faster|slower|undecided|same)\); round",
         first,
     )
     assert "own_bmm: one call, self CPU" in watching.said("one call")
@@ -98,7 +98,7 @@ def test_every_edit_is_measured_until_an_interrupt(watching: Watching) -> None:
     watching.said(r'bmm_combine.py", line \d+, in combine')  # the traceback of the crash
     watching.process.send_signal(signal.SIGINT)
     assert re.fullmatch(r"4 rounds; fastest: own_bmm [\d.]+ us", watching.said("fastest: "))
-    assert watching.process.wait(timeout=10) == 0
+    assert watching.process.wait(timeout=60) == 0
     assert "KeyboardInterrupt" not in watching.said("")
 
 

@@ -30,7 +30,7 @@ def test_both_forms_take_the_same_time(tmp_path, monkeypatch):
         assert (one["status"], same["status"], one["isolated"], same["isolated"]) == ("ok", "ok", False, True)
         assert same["handover_us"] < 0.01 * same["median_us"] * same["calls_per_sample"]
         low, high = same["best_speedup_ci_low"], same["best_speedup_ci_high"]
-        if low * (1 - NOISE) <= 1 <= high * (1 + NOISE):
+        if low is None or low * (1 - NOISE) <= 1 <= high * (1 + NOISE):  # None: noise of any size
             return
         seen.append((one["median_us"], same["median_us"], low, high))
     pytest.fail(f"in no cell: {seen}")

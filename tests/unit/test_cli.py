@@ -273,7 +273,7 @@ def test_a_signal_ends_a_measurement_without_a_traceback_or_a_process(number):
     while not (workers := children.read_text().split()) and time.monotonic() < deadline:
         time.sleep(0.05)
     process.send_signal(number)
-    out, error = process.communicate(timeout=30)
+    out, error = process.communicate(timeout=60)
     assert process.returncode == 128 + number and "Traceback" not in error + out, error
     while any(map(runs, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -89,8 +89,8 @@ def test_the_format_is_that_of_the_group_with_the_experts(groups, weights, tmp_p
     "pattern", ["(a+)+$", "(.*)*x", ".*" * 5 + "x", "([a-z._0-9]+)+!", "(x{9}){9}{9}", "\\*" * 500, r"\d+\d+\d+\d+\d+!"]
 )
 def test_no_pattern_of_a_file_takes_long(pattern):
-    start = time.perf_counter()
-    assert quantisation.named_experts([f"re:{pattern}"]) and time.perf_counter() - start < 1
+    start = time.process_time()
+    assert quantisation.named_experts([f"re:{pattern}"]) and time.process_time() - start < 1
 
 
 def test_a_note_on_the_quantisation_is_there_once(tmp_path):

@@ -70,12 +70,12 @@ def test_no_random_text_takes_long_or_breaks():
     chance, slowest = random.Random(17), 0.0
     for _ in range(2000):
         text = "".join(chance.choices(pieces, k=chance.randrange(1, 40)))
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             found = load.parse_yaml(text)
         except yaml.YAMLError:
             continue
         finally:
-            slowest = max(slowest, time.perf_counter() - begin)
+            slowest = max(slowest, time.process_time() - begin)
         assert found == yaml.load(text, load._LOADER), text  # libyaml is not as strict as PyYAML's own parser
     assert slowest < 1
