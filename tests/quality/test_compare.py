@@ -12,7 +12,7 @@ from scipy import stats
 
 from moe_routing_bench import statistics
 from moe_routing_bench.grid.run_spec import DENSE, Run
-from moe_routing_bench.quality import compare, family, run_rows
+from moe_routing_bench.quality import compare, family, rates, run_rows
 from moe_routing_bench.report import trained_rules
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_kernels.errors import UserError
@@ -63,7 +63,7 @@ def test_ranking_says_different_equivalent_or_undecided() -> None:
     found = compare.summary(table).set_index("contestant")
     assert found["rank"].to_dict() == {"b": 1, "d": 1, "a": 3, "z": 1}
     assert found.loc["b", "equivalent"] == ["d"] and found.loc["d", "equivalent"] == ["b"]
-    assert found.loc["a", "equivalent"] == found.loc["a", "undecided"] == [] and not found.loc["z", "causal"]
+    assert (found["equivalent"]["a"], found["undecided"]["a"]) == ([], []) and not found["causal"]["z"]
     assert found["letters"].to_dict() == {"b": "a", "d": "a", "a": "b", "z": "a"}
     a = 2 + noise + own["a"]
     low, high = stats.t.interval(0.95, 4, loc=a.mean(), scale=stats.sem(a))
@@ -173,12 +173,12 @@ def test_the_best_pilot_is_that_of_least_loss(tmp_path: Path) -> None:
     """One that diverged is none; when all did, that is an error."""
     losses = {0.1: float("nan"), 0.03: 1.5, 0.01: 1.5, 0.001: 1.7}
     files = [stored(tmp_path, Run(lr=lr), val_loss=loss) for lr, loss in losses.items()]
-    lr, fields = run_rows.best_lr(files)
+    lr, fields = rates.best(files)
     assert (
         lr == 0.01 and fields["pilot_lrs"] == [0.001, 0.01, 0.03, 0.1] and fields["pilot_losses"][:3] == [1.7, 1.5, 1.5]
     )
     with pytest.raises(UserError, match="smaller learning rates"):
-        run_rows.best_lr(files[:1])
+        rates.best(files[:1])
 
 
 @pytest.mark.parametrize(

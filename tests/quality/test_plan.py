@@ -203,7 +203,7 @@ def test_the_config_of_formats_holds_what_it_promises() -> None:
 def test_which_edits_make_runs_and_adaptations_stale() -> None:
     """What trains them, and every router; not how they are planned and compared, and a run depends on no adapter."""
     runs, adaptations = (
-        {str(one).partition("quality/")[2].removesuffix(".py") for one in files if "quality" in one.parts}
+        {one.stem for one in files if one.parent.name == "quality"}
         for files in (code.training_files(), code.adaptation_files())
     )
     trained = {

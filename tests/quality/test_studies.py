@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from moe_routing_bench.cli import status
 from moe_routing_bench.config import load as config
 from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, Run
-from moe_routing_bench.quality import evaluate, language_model, loop, plan, run_rows, train
+from moe_routing_bench.quality import evaluate, language_model, loop, plan, rates, run_rows, train
+from moe_routing_bench.store import paths, platforms
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.routers.zoo import ZOO
 
@@ -39,8 +41,8 @@ def test_the_studies_have_their_runs() -> None:
     assert {run.match for run in a0 if run.router == DENSE} == {"active_flops", "parameters"}
     a1 = planned("a1")
     assert len(a1.pilots) == 6 * 5 * 2 + 3 * 3 and all(run.steps == 3050 for run in a1.runs.values())
-    for rates in ({run.lr or 0 for run in a1.pilots.values() if run.label == label} for label in ("a1_xs", "a1_s")):
-        assert all(second / first == pytest.approx(2**0.5, rel=1e-3) for first, second in pairwise(sorted(rates)))
+    for tried in ({run.lr or 0 for run in a1.pilots.values() if run.label == label} for label in ("a1_xs", "a1_s")):
+        assert all(second / first == pytest.approx(2**0.5, rel=1e-3) for first, second in pairwise(sorted(tried)))
     assert {run.capacity_factor for run in planned("e").finals.values()} == {1.0, 1.25, None}
     for study in ("a0", "a1", "b", "c", "e"):
         assert all(set(run.corpora) == {PACKAGES} for run in planned(study).runs.values())
@@ -84,7 +86,9 @@ def pilots(folder: Path, losses: dict[float, list[float]]) -> list[Path]:
 def test_the_best_rate_is_that_of_the_mean_over_seeds(tmp_path: Path) -> None:
     """A lucky seed decides nothing, and the curve is in the row."""
     files = pilots(tmp_path, {0.1: [2.0, 2.2], 0.2: [2.0, 2.0], 0.4: [1.9, 2.5]})
-    assert run_rows.best_lr(files) == (0.2, {"pilot_lrs": [0.1, 0.2, 0.4], "pilot_losses": [2.1, 2.0, 2.2]})
+    lr, fields = rates.best(files)
+    assert (lr, fields["pilot_lrs"], fields["pilot_losses"]) == (0.2, [0.1, 0.2, 0.4], [2.1, 2.0, 2.2])
+    assert fields["pilot_losses_by_seed"] == [[2.0, 2.2], [2.0, 2.0], [1.9, 2.5]]
 
 
 @pytest.mark.parametrize(("best", "side"), [(0.1, "smaller"), (0.4, "larger")])
@@ -92,8 +96,8 @@ def test_a_rate_at_the_edge_of_its_grid_is_no_result(tmp_path: Path, best: float
     """Of three rates; two have no middle, and are taken as they are."""
     losses = {lr: [1.0 if lr == best else 2.0] for lr in (0.1, 0.2, 0.4)}
     with pytest.raises(UserError, match=f"{best:g}, at the edge of 0.1, 0.2, 0.4.*{side} rates"):
-        run_rows.best_lr(pilots(tmp_path, losses))
-    assert run_rows.best_lr(pilots(tmp_path, {0.1: [1.0], 0.2: [2.0]}))[0] == 0.1
+        rates.best(pilots(tmp_path, losses))
+    assert rates.best(pilots(tmp_path, {0.1: [1.0], 0.2: [2.0]}))[0] == 0.1
 
 
 def test_pilots_have_the_seeds_of_their_own(shared_text: str) -> None:
@@ -142,6 +146,49 @@ def test_validation_may_be_shorter(shared_text: str, monkeypatch: pytest.MonkeyP
     assert (whole.total, short.total, short.size) == (1000, 500, 500)
     assert torch.equal(short.tokens[:501], whole.tokens[:501])
     assert evaluate.bits(1.0, short) == evaluate.bits(1.0, whole)
+
+
+def stored_study(run: Run, lr: float, grid: list[float], **change: object) -> None:
+    """A study of rates that this machine has stored: a final run whose rate is the best of the grid."""
+    path = paths.quality(paths.folder(platforms.CPU, "study-a1"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fields = {name: getattr(run, name) for name in ("label", "router", *rates.SIZE)}
+    row = {"schema_version": run_rows.SCHEMA_VERSION, "purpose": "final", "lr": lr, "pilot_lrs": grid}
+    run_rows.write(path, [row | fields | change], run.spec)
+
+
+def test_a_study_takes_the_rates_that_another_has_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By rule and size, whatever the number of experts; others have the declared rate, and rows and `plan` say so."""
+    monkeypatch.chdir(tmp_path)
+    sources = lambda: {run.router: (run.lr, run.lr_source) for run in planned("b").finals.values()}  # noqa: E731
+    before = sources()
+    assert set(before.values()) == {(0.001, rates.FALLBACK)}
+    (one,) = (run for run in planned("b").finals.values() if run.router == "softk" and run.seed == 17)
+    stored_study(one, 0.0014, [0.001, 0.0014, 0.002])
+    assert sources() == before | {"softk": (0.0014, "study-a1")}
+    (other,) = (run for run in planned("b").finals.values() if run.router == "softk" and run.seed == 17)
+    assert other.config_hash == one.config_hash and Run.from_spec(other.spec) == other
+    status.plan(config=[STUDIES / "b.yaml"], platform=platforms.CPU)
+    said = [line for line in capsys.readouterr().out.splitlines() if "learning rates of" in line]
+    assert (
+        said[0].startswith("b: learning rates of fallback: dense 0.001, topk_prenorm 0.001") and "softk" not in said[0]
+    )
+    assert said[1] == "b: learning rates of study-a1: softk 0.0014"
+    stored_study(one, 0.0014, [0.001, 0.0014, 0.002], dim=256)
+    assert sources() == before, "a study of another size"
+    stored_study(one, 0.002, [0.001, 0.0014, 0.002])
+    with pytest.raises(UserError, match=r"0.002, at the edge of 0.001, 0.0014, 0.002.*add larger rates to its entry b"):
+        planned("b")
+
+
+def test_rows_say_where_the_rate_is_from(shared_text: str, tmp_path: Path) -> None:
+    """And those of a rate of the run's own say nothing."""
+    for source, said in (("study-a1", "study-a1"), (rates.FALLBACK, rates.FALLBACK), ("", "")):
+        run = dataclasses.replace(TINY, corpora={shared_text: None}, lr_source=source)
+        train.train(run, tmp_path / "run.parquet", "cpu")
+        assert run_rows.last(tmp_path / "run.parquet")["lr_source"] == said
 
 
 TINY = Run(dim=16, heads=2, layers=2, expert_hidden=16, sequence=32, batch=4, steps=3, warmup=1, altered=False)

@@ -107,7 +107,7 @@ def test_the_schema_says_what_each_section_has():
     assert entry["tokens"]["items"]["minimum"] == 1 and entry["dtype"]["items"]["enum"] == list(formats.PLAIN)
     assert "enum" not in entry["router"]["items"], "a router is added without writing the schema again"
     runs, adaptations = (schema["$defs"][f"{name}Entry"]["properties"] for name in ("Training", "Adaptation"))
-    assert {field.name for field in fields(Run)} - set(runs) == {"purpose", "pilots", "keep_weights"}
+    assert {field.name for field in fields(Run)} - set(runs) == {"purpose", "pilots", "keep_weights", "lr_source"}
     assert {field.name for field in fields(Adaptation)} - set(adaptations) == {"run"}
 
 

@@ -55,7 +55,7 @@ try:
         workflow.config_settings.config_args = [*workflow.config_settings.config_args, f"platform={ASKED_PLATFORM}"]
     SETTINGS = bench_config.on(SETTINGS, ASKED_PLATFORM)
     JOBS = {(job.cell.bench, job.name): job for job in jobs_of(SETTINGS)}
-    TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []))
+    TRAINING = plan.expand(SETTINGS.get("quality", []), SETTINGS.get("perft", []), ASKED_PLATFORM)
     SHARE = SETTINGS.pop("share", None)
     FAMILIES = groups_of(SHARE, [job.cell.family for job in JOBS.values()])
     LABELS = groups_of(SHARE, [run.label for run in TRAINING.finals.values()])

@@ -105,9 +105,8 @@ def collect_perft(
 def _planned(config: list[Path] | None, config_json: str | None, platform: str | None) -> tuple[plan.Plan, str]:
     """The runs and adaptations of a config, and their platform; without one, that of this machine."""
     settings = effective(config, config_json)
-    return plan.expand(settings.get("quality", []), settings.get("perft", [])), platform_of(
-        platform or settings.get("platform"), None if platform else settings.get("run")
-    )
+    folder = platform_of(platform or settings.get("platform"), None if platform else settings.get("run"))
+    return plan.expand(settings.get("quality", []), settings.get("perft", []), folder), folder
 
 
 def comparison(name: str) -> Any:

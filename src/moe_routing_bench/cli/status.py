@@ -27,7 +27,8 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
     Without a config, of the one that the workflow was last run with for these results.
     """
     effective, platform, source = config_or_last(config, config_json, platform, run)
-    jobs, planned = jobs_of(effective), training.expand(effective.get("quality", []), effective.get("perft", []))
+    jobs = jobs_of(effective)
+    planned = training.expand(effective.get("quality", []), effective.get("perft", []), platform)
     files = paths.cell_files(platform, jobs)
     cells = progress.of_cells(files)
     print(f"{platform}: {cells}")
@@ -134,10 +135,10 @@ ENGINE = "graph,operators,compiled"  # that of a GPU
 def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platform = None, run: Run = None) -> None:
     """Say what the training runs of a config take of one GPU: seconds by stored speeds of their shape, else by estimates.
 
-    Adaptations are not in it, nor timings. Runs are taken one after the other: several at once on a GPU take longer each.
+    It also says where learning rates come from that another study chose. Adaptations are not in it, nor timings. Runs are taken one after the other: several at once on a GPU take longer each.
     """
     effective, folder, _ = config_or_last(config, config_json, platform, run)
-    runs = training.expand(effective.get("quality", []), effective.get("perft", [])).runs
+    runs = training.expand(effective.get("quality", []), effective.get("perft", []), folder).runs
     if not runs:
         raise bad("config.quality", "no runs", "at least one entry")
     stored = {paths.quality(name) for name in (folder, folder.partition(".")[0])}
@@ -153,5 +154,8 @@ def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platf
         total += seconds
         bases |= {one.basis for one in parts}
     print(f"{count(len(runs), 'run')}, {duration(total)} of one GPU")
+    for label, source in dict.fromkeys((run.label, run.lr_source) for run in runs.values() if run.lr_source):
+        mine = {run.router: run.lr for run in runs.values() if (run.label, run.lr_source) == (label, source)}
+        print(f"{label}: learning rates of {source}: {', '.join(f'{router} {lr:g}' for router, lr in mine.items())}")
     if costs.ESTIMATED in bases:
         print("estimated: for one NVIDIA H200, by constants that were not measured with this engine")

@@ -13,7 +13,7 @@ from moe_routing_bench.config.load import parse_yaml, read_mapping
 from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, VARIANTS, Adaptation, Run
 from moe_routing_bench.measure import gpus
-from moe_routing_bench.quality import adaptation_rows, run_rows
+from moe_routing_bench.quality import adaptation_rows, rates, run_rows
 from moe_routing_bench.store import paths, platforms, project_files
 from moe_routing_kernels.errors import UserError, bad, pick
 
@@ -172,7 +172,8 @@ def with_lr(run: Run, pilots: list[Path] | None, schema: Any = run_rows.SCHEMA) 
     """The run with a learning rate, that of its best pilot where it has none, and the row fields that say so."""
     if run.lr is not None:
         return run, {}
-    lr, chosen = run_rows.best_lr(pilots or [], schema)
+    lr, chosen = rates.best(pilots or [], schema)
+    chosen = {name: values for name, values in chosen.items() if name in schema.names}
     print(f"learning rate {lr:g} of {chosen['pilot_lrs']}: validation losses {chosen['pilot_losses']}", flush=True)
     return dataclasses.replace(run, lr=lr), chosen
 

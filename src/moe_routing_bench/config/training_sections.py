@@ -16,7 +16,7 @@ from moe_routing_bench.grid.run_spec import AXES, BUILT_IN, DENSE, SCHEDULE, Ada
 from moe_routing_kernels.routers.zoo import NETWORKS, ZOO
 
 _ALL = "all"
-_OF_PLAN = {"purpose", "pilots", "keep_weights"}  # fields of a run that the plan decides
+_OF_PLAN = {"purpose", "pilots", "keep_weights", "lr_source"}  # fields of a run that the plan decides
 _VALUE = "true, false, a finite number or a short text"
 _LABEL = "lower-case letters, digits and underscores, part of every file name"
 # What is more is a slip, and would be found when the memory is full, or never.
@@ -103,6 +103,11 @@ TrainingEntry = model(
     "TrainingEntry",
     **_fields(Run, _RUN, (*AXES, "seed"), _REQUIRED, ("lr", "eval_every")),
     pilot=_PILOT,
+    lr_of=field(
+        Annotated[str, Field(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")],
+        "the `run` of a study of learning rates, whose best by rule and size is taken; `lr` where it has none",
+        None,
+    ),
     timing=field(bool, "whether the step of the first run is timed by stage, with the GPU to itself", False),
 )
 

@@ -33,7 +33,7 @@ AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode")
 # fields that say how a model is trained, whatever it is; an adaptation has its own
 SCHEDULE = ("validation_share", "max_epochs", "batch", "steps", "warmup", "lr", "weight_decay", "clip", "eval_every")
 # fields that came later: a spec has them where they are not the default, so that names of stored runs stay
-_LATER = ("shared_hidden", "vocabulary", "validation_tokens", "altered")
+_LATER = ("shared_hidden", "vocabulary", "validation_tokens", "altered", "lr_source")
 # fields in which runs that are compared may differ
 _OWN = {
     "router",
@@ -45,6 +45,7 @@ _OWN = {
     "seed",
     "lr",
     "pilots",
+    "lr_source",
     "trace_tokens",
     "keep_weights",
 }
@@ -94,6 +95,7 @@ class Run:
     vocabulary: Annotated[int, Ge(BYTES), Le(2**16)] = BYTES
     validation_tokens: Whole = 0  # the most of all domains together, of each an equal share; 0: all
     altered: bool = True  # whether the last evaluation also alters formats and capacities
+    lr_source: str = ""  # the study whose rows chose the learning rate, or "fallback" where it has none
 
     def __post_init__(self) -> None:
         """Raise `UserError` for a value that is not allowed."""

@@ -5,11 +5,9 @@ compared. Rules that see later tokens are compared among themselves, because the
 else.
 """
 
-from collections.abc import Collection
-
 import pandas as pd
 
-from moe_routing_bench.quality import family, run_rows
+from moe_routing_bench.quality import family, rates, run_rows
 from moe_routing_bench.quality.run_rows import MIXED
 from moe_routing_bench.statistics import mean_half_width
 from moe_routing_kernels.routers.zoo import ZOO
@@ -101,7 +99,7 @@ def refusals(rows: pd.DataFrame) -> pd.Series:
     A best learning rate at the edge of its grid says that a better one lies outside. Rows from before their rule changed are of another.
     """
     edge = [
-        lr in (min(grid), max(grid)) if isinstance(grid, Collection) and len(grid) > 1 else False
+        rates.at_the_edge(lr, grid)
         for lr, grid in zip(rows["lr"], rows.get("pilot_lrs", pd.Series(None, index=rows.index)), strict=True)
     ]
     changed = rows["router"].map(lambda name: ZOO[str(name)].changed if name in ZOO else "")

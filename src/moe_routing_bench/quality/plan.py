@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from moe_routing_bench.grid.run_spec import AXES, DENSE, SCHEDULE, Adaptation, Run
-from moe_routing_bench.store import paths
+from moe_routing_bench.quality import rates
+from moe_routing_bench.store import paths, platforms
 from moe_routing_kernels.errors import bad, pick
 from moe_routing_kernels.routers import zoo
 
 MOST_RUNS = 5_000  # of an entry
-_OWN = {*AXES, "seed", "pilot", "timing", "trace_tokens"}
+_OWN = {*AXES, "seed", "pilot", "lr_of", "timing", "trace_tokens"}
 
 
 @dataclass
@@ -56,8 +57,12 @@ class Plan:
         return {paths.timing_file(platform, name): names for name, names in self.timing.items()}
 
 
-def expand(entries: Sequence[Mapping[str, Any]], perft: Sequence[Mapping[str, Any]] = ()) -> Plan:
+def expand(
+    entries: Sequence[Mapping[str, Any]], perft: Sequence[Mapping[str, Any]] = (), platform: str = platforms.CPU
+) -> Plan:
     """All runs and adaptations of the sections `quality` and `perft` that the schema allows, in order, each once.
+
+    `platform`, or a folder of its results, is where rows of studies are stored that entries take their learning rates of.
 
     Raises `UserError` for what a schema cannot refuse: unknown routers or bases, sizes that do not fit, and two entries
     with one label.
@@ -74,7 +79,7 @@ def expand(entries: Sequence[Mapping[str, Any]], perft: Sequence[Mapping[str, An
         axes = [entry.get(axis, [getattr(Run(), axis)]) for axis in AXES]
         _check_number(f"quality entry {entry['label']}", *axes, entry["seed"])
         for values in itertools.product(*axes):
-            _add(plan, entry, dict(zip(AXES, values, strict=True)), entry["label"] in bases)
+            _add(plan, entry, dict(zip(AXES, values, strict=True)), entry["label"] in bases, platform.partition(".")[0])
     for entry in perft:
         _adapt(plan, entry)
     return plan
@@ -86,7 +91,7 @@ def _check_number(where: str, *lists: Sequence[Any]) -> None:
         raise bad(where, f"{count} runs", f"at most {MOST_RUNS}", "an entry is the product of its lists")
 
 
-def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool) -> None:
+def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool, platform: str) -> None:
     """Add the runs of one point of an entry's axes: its pilots, and one per seed.
 
     `keep` says that all keep their weights.
@@ -110,6 +115,10 @@ def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool)
         ]
         plan.pilots |= {run.name: run for run in pilots}
         scalars |= {"lr": None, "pilots": tuple(run.name for run in pilots)}
+    elif study := entry.get("lr_of"):
+        fields = {name: scalars.get(name, getattr(Run, name)) for name in rates.SIZE}
+        lr, source = rates.of_study(study, platform, axes["router"], fields) or (scalars["lr"], rates.FALLBACK)
+        scalars |= {"lr": lr, "lr_source": source}
     timed = entry.get("timing", False)
     change = {"seed": seeds[0], "trace_tokens": entry.get("trace_tokens", 0), "keep_weights": timed or keep}
     first = Run(**scalars | axes | change)
@@ -158,6 +167,8 @@ def _pilot(entry: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
     pilot = entry.get("pilot")
     if (pilot is None) == ("lr" not in entry):
         raise bad(where, "both" if pilot else "neither", "one of lr and pilot")
+    if pilot is not None and "lr_of" in entry:
+        raise bad(where, "lr_of and pilot", "one of them", "lr_of takes the rates of another config's pilots")
     return pilot
 
 

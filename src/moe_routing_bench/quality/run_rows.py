@@ -57,6 +57,8 @@ LATER = (
     "vocabulary",
     "shared_hidden",
     "bits_of_one_domain",
+    "pilot_losses_by_seed",
+    "lr_source",
 )
 COLUMNS: dict[str, pa.DataType] = {
     # identity
@@ -133,6 +135,9 @@ COLUMNS: dict[str, pa.DataType] = {
     "shared_hidden": _I,
     # with the capacity of training, and validation batches of one domain each
     "bits_of_one_domain": _F,
+    # nats per token of every pilot, by learning rate; whose pilots chose the rate, where not the run's own
+    "pilot_losses_by_seed": pa.list_(_LIST),
+    "lr_source": _S,
 }
 SCHEMA = pa.schema(list(COLUMNS.items()))
 _SPEC = b"moe_routing_bench.run"
@@ -209,29 +214,6 @@ def weights_of(run: Path) -> Path:
 def last(path: Path, schema: pa.Schema = SCHEMA) -> dict[str, Any]:
     """The row of a run's last evaluation."""
     return read(path, schema).to_pylist()[-1]
-
-
-def best_lr(pilots: Sequence[Path], schema: pa.Schema = SCHEMA) -> tuple[float, dict[str, list[float]]]:
-    """The learning rate of the pilots with the least final validation loss, and the row fields that say so.
-
-    The loss of a rate is the mean over its pilots, which differ in their seeds. Among equal losses the smaller rate wins.
-    Raises `UserError` when every pilot diverged, and when the best of three rates or more is the least or the largest: then
-    the best rate is not known, and what is trained with it no result.
-    """
-    tried: dict[float, list[float]] = {}
-    for row in (last(path, schema) for path in pilots):
-        tried.setdefault(row["lr"], []).append(row["val_loss"])
-    losses = {lr: sum(tried[lr]) / len(tried[lr]) for lr in sorted(tried)}
-    finite = [(loss, lr) for lr, loss in losses.items() if loss < float("inf")]
-    if not finite:
-        hint = "add smaller learning rates to quality.pilot.lr"
-        raise bad("pilots", "no finite validation loss", "at least one", hint)
-    best, rates = min(finite)[1], list(losses)
-    if len(rates) >= 3 and best in (rates[0], rates[-1]):
-        side = "smaller" if best == rates[0] else "larger"
-        got = f"{best:g}, at the edge of {', '.join(f'{rate:g}' for rate in rates)}"
-        raise bad("best learning rate", got, "one between two others", f"add {side} rates to quality.pilot.lr")
-    return best, {"pilot_lrs": rates, "pilot_losses": list(losses.values())}
 
 
 def collect(files: Mapping[Path, Any], timing: Mapping[Path, Sequence[str]], schema: pa.Schema = SCHEMA) -> pa.Table:

@@ -43,6 +43,7 @@ _FROM_RUN = (
     "lr",
     "vocabulary",
     "shared_hidden",
+    "lr_source",
 )
 
 
