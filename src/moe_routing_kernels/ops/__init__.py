@@ -33,6 +33,8 @@ Hopper and Blackwell; else the products over blocks of rows.
 
 A first call compiles its kernels, for seconds; `prepare` compiles all that a model needs beforehand, and a capture never compiles.
 
+`ops.ep` (``from moe_routing_kernels.ops import ep``) has `layer` and `fused_experts` for experts that are divided among ranks.
+
 All are `torch.library` operators (``torch.ops.moe_routing_kernels``), so `torch.compile` takes them without a graph break, as one graph for
 any number of tokens, and after a first call with the same sizes a CUDA graph may capture them: none waits for the GPU. Results are
 contiguous, and the same bits in each run. Kernels take contiguous tensors at multiples of 16 bytes: any other layout, such as
