@@ -60,10 +60,11 @@ HOUSES = {
         "quality": "packages statistics grid config store measure",
         "comparison": "quantities intervals statistics grid benches config measure",
         "api": "grid config store measure",
+        "answers": "quantities grid benches config store comparison",
         "figures": "quantities statistics grid benches config store quality comparison",
-        "report": "quantities statistics grid benches config store quality comparison figures",
+        "report": "quantities statistics grid benches config store quality comparison answers figures",
         "study": "packages quantities grid benches config store quality",
-        "cli": "streams packages quantities intervals statistics fields grid benches config store measure traces quality comparison figures report study",
+        "cli": "streams packages quantities intervals statistics fields grid benches config store measure traces quality comparison answers figures report study",
     },
 }
 # Parts of the instrument that need nothing of the kernels.
@@ -127,7 +128,7 @@ WITHOUT_TORCH = (
                 "comparison.anomalies",
                 "comparison.regret",
             ),
-            *("api", "config.claims", "figures", "report.render", "study.progress"),
+            *("api", "answers.ask", "answers.said", "config.claims", "figures", "report.render", "study.progress"),
             *(f"cli.{path.stem}" for path in sorted((BENCH / "cli").glob("[a-z]*.py"))),
         )
     ),

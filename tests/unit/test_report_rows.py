@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from rows import frame, one, rows
 
+from moe_routing_bench.answers.command import again
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.cli import report
 from moe_routing_bench.config import axes
@@ -17,7 +18,6 @@ from moe_routing_bench.config.presets import load as presets
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.report import packing
 from moe_routing_bench.report import row_data as pages
-from moe_routing_bench.report.row_data import again
 from moe_routing_bench.report.row_fields import LEFT_OUT, fields
 from moe_routing_bench.store.records import COLUMNS
 from moe_routing_bench.study.request import last

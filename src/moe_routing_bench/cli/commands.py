@@ -25,6 +25,7 @@ from moe_routing_kernels.errors import MOST_LETTERS, UserError, bad, one_line
 # The function of each command, in a module of `cli`, below the heading that it has in the help.
 SECTIONS = {
     "To begin with": {
+        "ask": "ask.ask_",
         "list": "list.list_",
         "doctor": "doctor.doctor",
         "measure": "measure.measure",

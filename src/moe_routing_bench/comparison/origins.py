@@ -4,22 +4,24 @@ A name says nothing of it: `cute_quack` is our routing around QuACK's GEMMs, and
 """
 
 from collections.abc import Collection
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from moe_routing_bench.benches.bench import Bench, Implementation, find
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 GPU, CPU = "gpu_name", "cpu_model"
 
 
-def column(rows: pd.DataFrame) -> str:
+def column(rows: "pd.DataFrame") -> str:
     """The column with the names of what timed these rows: next to a GPU the CPU times nothing and sets no ceiling."""
     return GPU if rows[GPU].notna().any() else CPU
 
 
-def names(rows: pd.DataFrame) -> list[str]:
+def names(rows: "pd.DataFrame") -> list[str]:
     """What timed these rows, each once; none where it is not known."""
     return [str(name) for name in rows[column(rows)].dropna().unique()]
 

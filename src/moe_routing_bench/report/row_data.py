@@ -14,13 +14,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from moe_routing_bench.answers import command
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.config.axes import AXES, PRESET
-from moe_routing_bench.grid.cell import Settings
+from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.report.packing import Column as Packed
 from moe_routing_bench.report.packing import Written, differences, packed, written
 from moe_routing_bench.report.row_fields import COLUMNS, KEYS, Column, fields
-from moe_routing_bench.store.platforms import CPU
 
 _DIGITS = 10  # of an id: among 10,000 rows two are equal once in 20,000 reports
 _TIMES = "ci_low_us ci_high_us min_us p5_us q1_us q3_us p95_us max_us warm_median_us wall_median_us twin_median_us"
@@ -71,9 +70,9 @@ def _commands(frame: pd.DataFrame, presets: _Texts) -> list[str]:
     }
     there = {name: frame[name].where(frame[name].isna(), 1.0) for name in ("speedup", "best_speedup")}
     starts = _for_equal(
-        frame[list(_STARTED)].assign(**there), _STARTED, lambda row: shlex.join(_started(row, plugins, presets))
+        frame[list(_STARTED)].assign(**there), _STARTED, lambda row: shlex.join(command.started(row, plugins, presets))
     )
-    options = _for_equal(frame, _ASKED, lambda row: shlex.join(_options(row)))
+    options = _for_equal(frame, _ASKED, lambda row: shlex.join(command.options(row)))
     return [
         f"{start} {option}".rstrip() if bench in BENCHES else "a row of another benchmark"
         for bench, start, option in zip(frame["bench"], starts, options, strict=True)
@@ -159,43 +158,3 @@ def _list(value: Any) -> np.ndarray:
 
 def _offsets(times: np.ndarray, median: float) -> list[int]:
     return np.rint((times / median - 1) * SCALE).astype(int).tolist()
-
-
-def again(
-    row: Mapping[str, Any], plugins: _Texts = MappingProxyType({}), presets: _Texts = MappingProxyType({})
-) -> str:
-    """A line for a shell: the row's cell, with its implementation and those that it was compared with.
-
-    `plugins` are the references of implementations of other packages, by name: their modules are named, too. `presets` are the files of
-    models that are not in the project's, by name. Left out is what `measure` takes anyway: defaults, and what a model preset sets. Of the settings of a measurement a row holds the threads alone, which count on a CPU.
-    """
-    return shlex.join([*_started(row, plugins, presets), *_options(row)])
-
-
-def _started(row: Mapping[str, Any], plugins: _Texts, presets: _Texts) -> list[str]:
-    """The command without the options of the row's cell."""
-    names = list(dict.fromkeys(_compared(row)))
-    modules = sorted({plugins[name].partition(":")[0] for name in names if name in plugins})
-    named = [word for module in modules for word in ("--plugin", module)]
-    if row["model"] in presets:
-        named += ["--models", presets[row["model"]]]
-    return ["moe-routing-bench", "measure", row["bench"], "--implementations", ",".join(names), *named]
-
-
-def _compared(row: Mapping[str, Any]) -> Iterator[str]:
-    yield row["implementation"]
-    for name, ratio in (("baseline", "speedup"), ("best_other", "best_speedup")):
-        if not pd.isna(row[name]) and not pd.isna(row[ratio]):
-            yield row[name]
-
-
-def _options(row: Mapping[str, Any]) -> Iterator[str]:
-    """Option and value of every axis that has a value of its own; axes that the bench does not read are null."""
-    known = {name: axis.kind(row[name]) for name, axis in AXES.items() if not pd.isna(row[name])}
-    for name, value in known.items():
-        of_model = "model" in known and name in PRESET
-        if not of_model and value != (AXES[name].default if not AXES[name].follows else known.get(AXES[name].follows)):
-            yield from (AXES[name].option, str(value))
-    threads = row["cpu_threads"]
-    if row["platform"] == CPU and not pd.isna(threads) and threads != Settings.cpu_threads:
-        yield from ("--cpu-threads", str(int(threads)))

@@ -1,0 +1,1 @@
+"""Answers from published rows: the nearest measured cell."""

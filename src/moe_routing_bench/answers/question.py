@@ -1,0 +1,117 @@
+"""A question in the words of a user as the values of axes that a cell must be near to."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from moe_routing_bench.answers.nearest import FAMILIES, formats_of
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config import axes, presets
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.store import paths
+from moe_routing_bench.store.project_files import own_or_shipped
+from moe_routing_kernels.errors import UserError, bad, near, pick
+from moe_routing_kernels.formats import weights
+
+PLATFORM = "nvidia-h200"
+TRAINING = "training"
+_WHOLE = "model"  # the bench whose cells are of one model: sizes do not say all
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: `benches` in the order in which they may answer, and `values` of axes; one that is left out may have any value.
+
+    `given` are the values that the user gave. `unsupported` says why a model cannot be measured.
+    """
+
+    model: str | None
+    benches: tuple[str, ...]
+    values: Mapping[str, Any]
+    given: Mapping[str, Any]
+    implementations: tuple[str, ...] = ()
+    unsupported: str = ""
+    ignored: list[str] = field(default_factory=list)
+
+    def of(self, bench: str) -> Mapping[str, Any]:
+        """The values that a cell of a bench is compared with."""
+        return dict(self.values) | ({"model": self.model} if bench == _WHOLE and self.model else {})
+
+    def to_measure(self, bench: str) -> dict[str, Any]:
+        """The values of axes of the cell that would answer, as `measure` takes them."""
+        read = {axis.name for axis in axes.of(BENCHES[bench].axes)}
+        asked = dict(self.given) | ({"model": self.model} if self.model else {})
+        if "weights" in asked:
+            asked["weights"] = formats_of(asked["weights"])[0]
+        return {name: value for name, value in asked.items() if name in read or name == "model"}
+
+
+def asked(
+    model: str | None,
+    bench: str | None,
+    implementations: tuple[str, ...],
+    models: str | Path | None,
+    given: Mapping[str, Any],
+) -> Question:
+    """The question in these arguments of `ask`. Raises `UserError` for an unknown name and a value out of bounds."""
+    given = {name: _value(name, value) for name, value in given.items() if value is not None}
+    sizes, unsupported = _preset(model, models) if model is not None else ({}, "")
+    training = given.get("phase") == TRAINING
+    if training:
+        del given["phase"]
+    chosen = _benches(bench, given, training)
+    read = {axis.name for name in chosen for axis in axes.of(BENCHES[name].axes)}
+    ignored = [name for name in given if name not in read and not AXES[name].sparse and name != "ranks"]
+    values = {"dtype": AXES["dtype"].default, "skew": 0.0, "capacity_factor": None, "trace": None}
+    values |= {name: None for name, axis in AXES.items() if axis.sparse} | sizes
+    values |= given
+    values |= {name: values["dtype"] for name in ("weights", "packed") if not {"weights", "packed"} & set(given)}
+    values.setdefault("weights", values["dtype"])
+    return Question(model, chosen, values, given, implementations, unsupported, ignored)
+
+
+def _value(name: str, value: Any) -> Any:
+    """A value of an axis. Raises `UserError`."""
+    axis = AXES[pick("axis", name, AXES)]
+    if name == "phase":
+        return pick("phase", value, (*axis.choices, TRAINING))
+    if name == "weights":
+        known = (*FAMILIES, *weights.NAMES)
+        return value if formats_of(value) else pick("weights", value, known)
+    if axis.choices and not axis.also:
+        return pick(name, value, axis.choices)
+    if axis.kind is str:
+        return value
+    least = axis.least if axis.above is None else axis.above
+    assert least is not None
+    if isinstance(value, bool) or not isinstance(value, int | axis.kind) or value < least or value == axis.above:
+        raise bad(
+            name,
+            value,
+            f"a number {'above' if axis.least is None else 'from'} {least:g}{'' if axis.least is None else ' on'}",
+        )
+    return axis.kind(value)
+
+
+def _preset(model: str, own: str | Path | None) -> tuple[dict[str, Any], str]:
+    """What a model sets, and why it cannot be measured. Raises `UserError` for an unknown one."""
+    known = presets.load(own_or_shipped(paths.MODELS), own)
+    if model not in known:
+        hint = (
+            f"{near(model, list(known)) + '; ' if near(model, list(known)) else ''}`--models FILE` adds presets of your own, `moe-routing-bench preset CONFIG.JSON` "
+            "writes one, and --hidden, --intermediate, --experts and --top-k say the sizes without one"
+        )
+        raise UserError(f"model: got {model!r}; allowed: a preset of config/models.yaml ({len(known)}); hint: {hint}")
+    found = {name: value for name, value in presets.values(known[model]).items() if value is not None}
+    return found, known[model].unsupported
+
+
+def _benches(bench: str | None, given: Mapping[str, Any], training: bool) -> tuple[str, ...]:
+    if bench is not None:
+        return (pick("bench", bench, BENCHES),)
+    if training:
+        return (TRAINING,)
+    if "ranks" in given:
+        return tuple(name for name, one in BENCHES.items() if "ranks" in one.axes)
+    return ("layer", "experts") if not {"tp", "ep"} & set(given) else ("layer",)

@@ -1,0 +1,186 @@
+"""`ask` on the published rows: the nearest measured cell of all runs answers, or what is missing is said. Nothing is interpolated."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+
+import moe_routing_bench
+from moe_routing_bench.answers import nearest, pairs, stored
+from moe_routing_bench.answers.ask import ask
+from moe_routing_bench.answers.said import lines
+from moe_routing_bench.packages import PACKAGE
+from moe_routing_kernels.errors import UserError
+
+RESULTS = PACKAGE.parents[1] / "results"
+
+
+@pytest.fixture(autouse=True)
+def _in_checkout(monkeypatch):
+    monkeypatch.chdir(PACKAGE.parents[1])
+
+
+def stored_rows(run, **values):
+    """The rows with a time of a run that have these values, the fastest first, straight from its file."""
+    rows = pq.read_table(RESULTS / run / "measurements.parquet").to_pylist()
+    rows = [row for row in rows if row["status"] == "ok" and all(row[name] == value for name, value in values.items())]
+    return sorted(rows, key=lambda row: row["median_us"])
+
+
+def test_the_cell_of_another_run_answers_where_it_is_the_nearest():
+    """A layer at T=64 was answered from T=8192, and a quantised one at T=1 from T=16384, because each report knew its own rows alone."""
+    for model, tokens in (("deepseek-v3", 64), ("qwen3-30b-a3b", 1)):
+        answer = ask(model, tokens=tokens)
+        row = stored_rows("nvidia-h200.decode", bench="layer", model=model, tokens=tokens)[0]
+        assert answer["kind"] == "measured" and answer["nearest"]["run"] == "nvidia-h200.decode"
+        assert answer["nearest"]["octaves"] == 0
+        assert answer["fastest"]["median_us"] == row["median_us"]
+        assert answer["fastest"]["implementation"] == row["implementation"]
+    answer = ask("qwen3-30b-a3b", tokens=1, weights="int4")
+    assert answer["nearest"]["bench"] == "experts" and answer["nearest"]["axes"]["tokens"] == 1
+    assert "layer" in answer["instead_of"][0], "another bench answers, and that is said"
+
+
+def test_ours_is_compared_with_the_fastest_of_other_packages():
+    """A sibling of ours is no news; where ours is slower, the ratio says how fast it is, not 'slower by'."""
+    answer = ask("qwen3-30b-a3b", tokens=64)
+    rows = stored_rows("nvidia-h200.decode", bench="layer", model="qwen3-30b-a3b", tokens=64)
+    ours = pairs.ours(stored.Cell("", "layer", "", "", {}, rows))
+    rival = next(row for row in rows if row["implementation"] not in ours)
+    assert answer["against"]["other"] == rival["implementation"]
+    assert answer["against"]["ratio"] == pytest.approx(rival["median_us"] / answer["ours"]["median_us"], rel=0.02)
+    slower = ask("qwen3-30b-a3b", tokens=4096, bench="layer")
+    assert slower["against"]["ratio"] < 1
+    assert f"{slower['against']['ratio']:.3g}x" in slower["against"]["text"]
+    assert f"as fast as {slower['against']['other']}" in slower["against"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("axes", "missing"),
+    [
+        ({"model": "deepseek-v3", "tokens": 512}, "octaves away"),
+        ({"model": "gpt-oss-120b", "weights": "mxfp4"}, "not mxfp4"),
+        ({"model": "deepseek-v3", "ranks": 8}, "no published row"),
+        ({"model": "deepseek-v3", "ep": 8}, "ep none, not 8"),
+        ({"model": "qwen3-30b-a3b", "platform": "nvidia-b200"}, "no published rows of nvidia-b200"),
+        ({"model": "nemotron-3-super-120b"}, "latent"),
+        ({"bench": "training", "model": "qwen3-30b-a3b", "dtype": "fp16"}, "dtype bf16, not fp16"),
+    ],
+)
+def test_refused_with_what_is_missing_and_how_to_measure_it(axes, missing):
+    answer = ask(**axes)
+    assert answer["kind"] == "refused" and "fastest" not in answer
+    assert missing in " ".join(answer["missing"])
+    assert answer["command"].startswith("moe-routing-bench measure ")
+    text = "\n".join(lines(answer))
+    assert answer["command"] in text and answer["needs"] in text and " µs" not in text
+
+
+def test_beyond_two_octaves_no_cell_answers():
+    """The limit is on the sum of all differences; a format or a phase is no distance."""
+    cells = stored.cells(["nvidia-h200.decode"], ("layer",))
+    whole = dict(cells[0].axes)
+    for factor, octaves in ((1, 0), (2, 1), (4, 2), (8, 3)):
+        asked = whole | {"tokens": whole["tokens"] * factor}
+        assert sum(gap.octaves for gap in nearest.gaps(cells[0], asked)) == octaves
+    both = whole | {"tokens": whole["tokens"] * 2, "experts": whole["experts"] * 2, "skew": 0.5}
+    assert sum(gap.octaves for gap in nearest.gaps(cells[0], both)) == 2.5
+    for name, other in (("dtype", "fp32"), ("weights", "mxfp4"), ("phase", "prefill"), ("capacity_factor", 1.0)):
+        (gap,) = nearest.gaps(cells[0], whole | {name: other})
+        assert gap.octaves == math.inf
+
+
+def test_every_number_of_an_answer_is_a_stored_one():
+    answer = ask("qwen3-30b-a3b", tokens=100, phase="decode")
+    assert answer["kind"] == "measured" and 0 < answer["nearest"]["octaves"] < 2
+    medians = {row["median_us"] for row in stored_rows(answer["nearest"]["run"], cell=answer["nearest"]["cell"])}
+    assert {row["median_us"] for row in answer["implementations"]} == medians
+    assert "asked T=100, measured T=64" in "\n".join(lines(answer))
+
+
+def test_a_format_that_loses_everything_is_not_praised():
+    answer = ask("qwen3-30b-a3b", tokens=64, weights="int2", bench="experts")
+    assert answer["format"]["output_snr_db"] < 0 and answer["format"]["usable"] is False
+    assert ask("qwen3-30b-a3b", tokens=64, weights="int4", bench="experts")["format"]["usable"] is True
+    text = "\n".join(lines(answer))
+    assert f"{answer['format']['output_snr_db']:.1f} dB" in text and "of no use" in text
+    kinds = {one["weights"]: one for one in answer["over_formats"]}
+    assert kinds["int2_g128"]["loss"]["usable"] is False and kinds["bf16"]["loss"] is None
+
+
+def test_provenance_and_doubts_are_in_the_answer():
+    answer = ask("qwen3-30b-a3b", tokens=4096)
+    origin, row = answer["provenance"], stored_rows(answer["nearest"]["run"], cell=answer["nearest"]["cell"])[0]
+    assert (origin["driver"], origin["torch"]) == (row["driver"], row["torch_version"])
+    assert (origin["commit"], origin["card"]) == (row["git_sha"], row["gpu_name"])
+    assert origin["version"] and origin["day"] == row["ended_at"][:10]
+    assert origin["older_code"] is None or len(origin["older_code"].split()) <= 15
+    marked = [one for one in answer["implementations"] if "not converged" in one["marks"]]
+    stored_marked = [
+        one for one in stored_rows(answer["nearest"]["run"], cell=row["cell"]) if one["converged"] is False
+    ]
+    assert {one["implementation"] for one in marked} == {one["implementation"] for one in stored_marked}
+    absent = ask("qwen3-30b-a3b", tokens=64)["without_time"]
+    assert "sonicmoe" in absent and absent["sonicmoe"].startswith("crashed: ")
+
+
+def test_suspect_rows_are_marked_with_the_reason():
+    found = [
+        cell
+        for cell in stored.cells(stored.runs()["nvidia-h200"], ("gate", "layer", "experts", "combine", "pack"))
+        if cell.timed and cell.timed[0]["suspect"]
+    ]
+    assert found
+    row = found[0].timed[0]
+    assert f"suspect: {row['suspect_reason']}" in pairs.marks(row)
+
+
+def test_the_command_measures_the_same_cell():
+    words = ask("qwen3-30b-a3b", tokens=1, weights="int4")["command"].split()
+    assert words[:3] == ["moe-routing-bench", "measure", "experts"]
+    assert words[words.index("--weights") + 1] == "int4_g128" and words[words.index("--tokens") + 1] == "1"
+
+
+def test_python_and_terminal_give_the_same_answer():
+    answer = moe_routing_bench.ask("qwen3-30b-a3b", tokens=64, weights="int4", bench="experts")
+    done = terminal("qwen3-30b-a3b", "--tokens", "64", "--weights", "int4", "--bench", "experts", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout) == json.loads(json.dumps(answer))
+    printed = terminal("qwen3-30b-a3b", "--tokens", "64", "--weights", "int4", "--bench", "experts").stdout
+    assert printed.splitlines() == lines(answer)
+    refused = terminal("deepseek-v3", "--tokens", "512")
+    assert refused.returncode == 1 and refused.stdout.startswith("Not measured: ")
+
+
+def terminal(*words):
+    return subprocess.run(
+        [sys.executable, "-m", "moe_routing_bench.cli", "ask", *words], capture_output=True, text=True, check=False
+    )
+
+
+def test_an_answer_needs_neither_torch_nor_pandas():
+    """Both take longer to import than the answer takes."""
+    words = ["-X", "importtime", "-m", "moe_routing_bench.cli", "ask", "qwen3-30b-a3b", "--tokens", "64"]
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=True)
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "moe_routing_bench.answers.ask" in imported
+    assert not imported & {"torch", "pandas", "scipy", "matplotlib", "triton"}
+
+
+@pytest.mark.parametrize(
+    ("axes", "says"),
+    [
+        ({"model": "my-moe"}, "--models"),
+        ({"model": "qwen3-30b-a3b", "weights": "int5"}, "int4"),
+        ({"model": "qwen3-30b-a3b", "phase": "decoding"}, "decode"),
+        ({"model": "qwen3-30b-a3b", "tokens": 0}, "tokens"),
+        ({"model": "qwen3-30b-a3b", "bench": "layers"}, "layer"),
+        ({"model": "qwen3-30b-a3b", "token": 3}, "tokens"),
+    ],
+)
+def test_a_mistake_is_one_line_with_a_hint(axes, says):
+    with pytest.raises(UserError, match=says) as error:
+        ask(**axes)
+    assert "\n" not in str(error.value)
