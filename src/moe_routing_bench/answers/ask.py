@@ -109,7 +109,7 @@ def _missing(bench: str, found: Found | None, question: Question) -> str:
 
 
 def gap_text(gap: Gap) -> str:
-    """A difference in words: what was measured, what was asked, and the distance."""
+    """A difference in words: the measured and the asked value, and the distance."""
     label = (
         AXES[gap.axis].prefix
         if AXES[gap.axis].prefix in ("T", "H", "I", "E", "k")

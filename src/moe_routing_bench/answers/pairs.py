@@ -83,7 +83,7 @@ def rival(cell: Cell) -> Row | None:
 
 
 def winner(cell: Cell) -> tuple[str | None, str]:
-    """The implementation that the stored verdict calls the fastest of a cell (None: none is told apart), and a sentence on it."""
+    """The implementation that the stored verdict calls the fastest of a cell (None: no verdict names one), and a sentence on it."""
     first, *others = cell.timed
     name = first["implementation"]
     if not others:
