@@ -13,7 +13,7 @@ _Texts = Mapping[str, str]
 
 
 def again(
-    row: Mapping[str, Any], plugins: _Texts = MappingProxyType({}), presets: _Texts = MappingProxyType({})
+    row: Mapping[Any, Any], plugins: _Texts = MappingProxyType({}), presets: _Texts = MappingProxyType({})
 ) -> str:
     """A line for a shell: the row's cell, with its implementation and those that it was compared with.
 
@@ -23,7 +23,7 @@ def again(
     return shlex.join([*started(row, plugins, presets), *options(row)])
 
 
-def started(row: Mapping[str, Any], plugins: _Texts, presets: _Texts) -> list[str]:
+def started(row: Mapping[Any, Any], plugins: _Texts, presets: _Texts) -> list[str]:
     """The command without the options of the row's cell."""
     names = list(dict.fromkeys(_compared(row)))
     modules = sorted({plugins[name].partition(":")[0] for name in names if name in plugins})
@@ -33,14 +33,14 @@ def started(row: Mapping[str, Any], plugins: _Texts, presets: _Texts) -> list[st
     return ["moe-routing-bench", "measure", row["bench"], "--implementations", ",".join(names), *named]
 
 
-def _compared(row: Mapping[str, Any]) -> Iterator[str]:
+def _compared(row: Mapping[Any, Any]) -> Iterator[str]:
     yield row["implementation"]
     for name, ratio in (("baseline", "speedup"), ("best_other", "best_speedup")):
         if not _absent(row[name]) and not _absent(row[ratio]):
             yield row[name]
 
 
-def options(row: Mapping[str, Any]) -> Iterator[str]:
+def options(row: Mapping[Any, Any]) -> Iterator[str]:
     """Option and value of every axis that has a value of its own; axes that the bench does not read are null."""
     known = {name: axis.kind(row[name]) for name, axis in AXES.items() if not _absent(row[name])}
     for name, value in known.items():

@@ -121,7 +121,7 @@ def _column(name: str, column: Packed, bases: Mapping[str, Packed]) -> dict[str,
     return differences(column, _NEAR[name], base)
 
 
-def row_id(row: Mapping[str, Any]) -> str:
+def row_id(row: Mapping[Any, Any]) -> str:
     """A short name of the row's cell and implementation, the same in every run that measures them."""
     text = f"[{', '.join(_quoted(row[name]) for name in ('bench', 'cell', 'implementation'))}]"
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
