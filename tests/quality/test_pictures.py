@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.text import Text
 from scipy import stats
 
@@ -74,7 +75,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     files = {folder / f"{name}.parquet": run for name, run in planned.finals.items()}
     for path, run in files.items():
         train.train(run, path, "cpu")
-    return run_rows.collect(files, {}).to_pandas()
+    found = run_rows.collect(files, {}).to_pandas()
+    tried = {"pilot_lrs": [0.005, 0.01, 0.02], "pilot_losses": [4.5, 4.0, 4.2]}
+    return found.assign(**{name: [values] * len(found) for name, values in tried.items()})
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -89,7 +92,7 @@ def test_draws(name: str, trained: pd.DataFrame) -> None:
     for nothing in (trained.iloc[:0], trained.assign(purpose="pilot")):
         assert "no data: no final training run" in draw(name, nothing)[1]
     dense = trained[trained["router"] == "dense"]
-    if name not in ("quality_pareto", "training_curves", "loss_seconds"):
+    if name not in ("quality_pareto", "training_curves", "loss_seconds", "learning_rates"):
         assert "no data: none of 3 final runs has" in draw(name, dense)[1]
 
 
@@ -119,7 +122,7 @@ def test_the_interval_of_a_speed_taken_once_is_that_of_its_blocks(trained: pd.Da
     def width(half: float | None) -> float:
         rows = trained.assign(train_tokens_per_s=1e6, step_ms=10.0, step_half_width_ms=half, step_mode="eager")
         axes = draw("quality_pareto", rows)[0].axes[0]
-        bars = [line.get_segments()[0] for line in axes.collections if hasattr(line, "get_segments")]
+        bars = [line.get_segments()[0] for line in axes.collections if isinstance(line, LineCollection)]
         return max(float(np.ptp(one[:, 0])) for one in bars)
 
     assert width(1.0) == pytest.approx(2e5) and width(np.nan) == 0
@@ -200,7 +203,9 @@ def test_report_in_a_browser(trained: pd.DataFrame, tmp_path: Path) -> None:
 def test_names_of_runs_and_texts_are_text(trained: pd.DataFrame, tmp_path: Path) -> None:
     """A label of a config or a domain of a corpus that is markup: no tag of it in the page, its scripts' data included."""
     evil = "<img src=x onerror=alert(1)>"
-    named = trained.assign(label=trained["label"].replace("routers", evil), domains=[[evil, "b"]] * len(trained))
+    named = trained.assign(
+        label=trained["label"].replace("routers", evil), domains=pd.Series([[evil, "b"]] * len(trained), trained.index)
+    )
     measured = records.SCHEMA.empty_table().to_pandas()
     render(measured, {name: tmp_path / f"{name}.svg" for name in NAMES}, tmp_path / "index.html", named)
     page = (tmp_path / "index.html").read_text()
@@ -269,7 +274,7 @@ def test_drops_of_the_page_stand_beside_those_of_chance(trained: pd.DataFrame) -
         [0.5 * (seed == 1)] * len(one) if np.ndim(one) else one
         for one, seed in zip(trained["drop_rate_by_factor"], trained["seed"], strict=True)
     ]
-    apart = capacity.quality_drops(trained.assign(drop_rate_by_factor=shares)).marks
+    apart = capacity.quality_drops(trained.assign(drop_rate_by_factor=pd.Series(shares, trained.index))).marks
     assert apart["low"].min() == 0 < apart["y"].max(), "a share is not below 0, however wide its interval"
     assert "none of" in capacity.quality_drops(trained[trained["router"] == "dense"]).reason
 

@@ -45,7 +45,7 @@ class Chart:
     next to a point, where it has room), doubt (why the time of the row is to be doubted, see `doubts`) and aside (what is written at the end of its line of names). `colors` are those of the series, in the
     order of the legend. `shown` are the rows that the marks are of, for the line on where numbers come from; `reason` says why there are no
     marks. `own` are the scales (x, y) of panels that have others than the chart. `named`: there are so many series that each panel names
-    its own at its right. `timed`: it shows times or speeds, of which a CPU's say little.
+    its own at its right. `shared`: panels of one x-scale have the same ends. `timed`: it shows times or speeds, of which a CPU's say little.
     """
 
     kind: str
@@ -59,6 +59,7 @@ class Chart:
     note: str = field(default="", kw_only=True)
     own: Mapping[str, tuple[Scale, Scale]] = field(default_factory=dict, kw_only=True)
     named: bool = field(default=False, kw_only=True)
+    shared: bool = field(default=False, kw_only=True)
     timed: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:

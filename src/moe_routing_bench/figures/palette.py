@@ -89,6 +89,17 @@ def symbol(name: str, place: int = 0) -> str:
     return SYMBOLS[_PLACES.get(name.split("+")[0].split(" ")[0], place) % len(SYMBOLS)]
 
 
+def symbols(colors: Mapping[str, str]) -> dict[str, str]:
+    """The symbols of the series of a chart: no two of one colour have the same, as long as there are others."""
+    taken, result = set(), {}
+    for place, (name, tint) in enumerate(colors.items()):
+        first = SYMBOLS.index(symbol(name, place))
+        order = [*SYMBOLS[first:], *SYMBOLS[:first]]
+        result[name] = next((one for one in order if (tint, one) not in taken), order[0])
+        taken.add((tint, result[name]))
+    return result
+
+
 def ordered(names: Iterable[str]) -> list[str]:
     """Names of implementations in table order, each once; unknown ones last."""
     result = set(names)

@@ -11,7 +11,7 @@ from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatt
 from scipy.optimize import isotonic_regression
 
 from moe_routing_bench.figures.chart import DOUBTFUL, TOKENS, WARM, Chart, Scale, look
-from moe_routing_bench.figures.palette import OTHER, symbol
+from moe_routing_bench.figures.palette import OTHER, symbols
 
 # What Observable Plot and matplotlib call the same symbol
 MARKERS = {"circle": "o", "triangle2": "v", "square": "s", "diamond2": "D", "cross": "P", "triangle": "^", "star": "*"}
@@ -25,7 +25,7 @@ Names = Mapping[str, list[str]]
 
 def marker(chart: Chart, name: str) -> str:
     """matplotlib's marker of a series."""
-    return MARKERS[symbol(name, list(chart.colors).index(name))]
+    return MARKERS[symbols(chart.colors)[name]]
 
 
 def panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
@@ -227,7 +227,7 @@ def _apart(counts: Sequence[float], low: float, high: float) -> list[float]:
 
 
 def _named(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
-    """Names at the right of a panel, one under the other, each joined to the last point of its series by a line."""
+    """Names at the right of a panel, one under the other in the order of the points: joined to the ends of lines, or with the mark of a point."""
     last = group.astype({"x": float, "y": float}).sort_values("x", kind="stable").groupby("series", sort=False).tail(1)
     axes.get_xlim(), axes.get_ylim()  # settles limits that are still to be derived from the data
     grid = axes.get_subplotspec()
@@ -240,16 +240,34 @@ def _named(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
     spread += max(0.0, -spread[0]) - max(0.0, spread[-1] - max(1.0, steps[-1]))
     for number, height in zip(order, spread, strict=True):
         name = str(last["series"].iloc[number])
-        line = {"arrowstyle": "-", "lw": 0.5, "alpha": 0.6, "color": chart.colors[name], "relpos": (0, 0.5)}
+        place, at_end = (1.04, height), chart.kind == "lines"
+        if at_end:
+            line = {"arrowstyle": "-", "lw": 0.5, "alpha": 0.6, "color": chart.colors[name], "relpos": (0, 0.5)}
+            more = {"arrowprops": line | {"shrinkA": 1, "shrinkB": 2}}
+        else:  # lines from points at different places would cross: the name has the mark of its point instead
+            look = {"color": chart.colors[name], "marker": marker(chart, name), "ms": 4, "ls": "", "clip_on": False}
+            axes.plot([1.02], [height], transform=axes.transAxes, **look)
+            more = {}
         axes.annotate(
             name,
-            tuple(points[number]),
-            (1.04, height),
-            "data",
+            tuple(points[number]) if at_end else place,
+            place,
+            "data" if at_end else "axes fraction",
             "axes fraction",
             fontsize=_LETTERS,
             va="center",
             color="0.1",
             annotation_clip=False,
-            arrowprops=line | {"shrinkA": 1, "shrinkB": 2},
+            **more,
         )
+
+
+def share_x(panels: Sequence[tuple[Axes, Scale]]) -> None:
+    """Give panels of one x-scale the same limits, so that lengths in them may be compared."""
+    for scale in {scale for _, scale in panels if scale.kind != "names"}:
+        mine = [axes for axes, other in panels if other == scale]
+        ends = [end for axes in mine for end in axes.get_xlim()]
+        for axes in mine:
+            axes.set_xlim(min(ends), max(ends))
+            if scale.kind == "log":
+                plain_log(axes.xaxis)

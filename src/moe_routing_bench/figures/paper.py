@@ -18,7 +18,7 @@ from PIL import Image
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.figures import footer
 from moe_routing_bench.figures.chart import Chart, legend_of_doubts
-from moe_routing_bench.figures.panels import marker, panel
+from moe_routing_bench.figures.panels import marker, panel, share_x
 
 matplotlib.rcParams |= sns.axes_style("ticks", rc={"axes.grid": True, "grid.color": "0.9"})
 matplotlib.rcParams |= {
@@ -54,6 +54,8 @@ def drawn(chart: Chart, title: str, source: str = "measurements") -> Figure:
     for axes, (name, group) in zip(panels, groups, strict=False):
         axes.set_title(textwrap.fill(name, 110 // across, break_on_hyphens=False), fontsize=8, loc="left")
         panel(axes, chart, group)
+    if chart.shared:
+        share_x([(axes, chart.scales(name)[0]) for axes, (name, _) in zip(panels, groups, strict=False)])
     for spare in panels[len(groups) :]:
         spare.set_axis_off()
     if not chart.named:

@@ -8,6 +8,7 @@ import pandas as pd
 from moe_routing_bench.figures import palette, training_rows
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
 from moe_routing_bench.grid.run_spec import DENSE, TRAIN_MODES
+from moe_routing_bench.quality import rates
 from moe_routing_bench.quality.specialisation import mean_bits
 from moe_routing_kernels.routers.zoo import NETWORKS
 
@@ -142,3 +143,42 @@ def _chart(
     routers = dict.fromkeys(one["series"] for one in found if one["series"] != SEED)
     tints = {SEED: palette.OTHER} | {name: palette.router(name) for name in routers}
     return Chart("lines", x, y, marks(found), tints, shown, own=own, timed=False)
+
+
+_RATE = Scale("learning rate", "log"), Scale("validation bits per byte of the pilots (less is better)")
+BEST, EDGE = "best rate", "best rate, at the edge of its grid"
+_NO_PILOTS = "pilots of its learning rate"
+
+
+def learning_rates(table: pd.DataFrame) -> Chart:
+    """A panel per entry: a line per rule through the means of its pilots, with a point per seed, and its best rate marked."""
+    rows = training_rows.finals(table, "pilot_lrs", Y)
+    if rows.empty:
+        return nothing("lines", *_RATE, rows, training_rows.why(table, _NO_PILOTS))
+    found, tints = [], {}
+    for _, group in rows.groupby("label", sort=False):
+        for name, runs in training_rows.ordered(group):
+            tints[name] = palette.router(runs["router"].iloc[0])
+            found += _tried(training_rows.describe(group), name, runs.sort_values("seed").iloc[0])
+    tints |= {kind: palette.BLACK for kind in (BEST, EDGE) if any(one["series"] == kind for one in found)}
+    found.sort(key=lambda one: one["series"] in (BEST, EDGE))  # these are drawn over the others
+    return Chart("lines", *_RATE, marks(found), tints, rows, shared=True, timed=False)
+
+
+def _tried(panel: str, name: str, run: pd.Series) -> list[dict[str, Any]]:
+    """The marks of a rule's pilots, of which all its final runs know the same."""
+    bits = run[Y] / run["val_loss"]  # bits per byte of a nat per token of this text
+    lrs, means = list(run["pilot_lrs"]), [bits * loss for loss in run["pilot_losses"]]
+    several = run["pilot_losses_by_seed"] if run["pilot_losses_by_seed"] is not None else [[]] * len(lrs)
+    found = []
+    for lr, losses in zip(lrs, several, strict=True):
+        for number, loss in enumerate(losses):
+            point = {"panel": panel, "series": name, "x": lr, "y": bits * loss, "join": f"{lr:g}, {number}"}
+            found.append(point | {"says": f"pilot {number + 1} of {len(losses)}"})
+    for lr, mean, losses in zip(lrs, means, several, strict=True):
+        says = f"mean of {len(losses)} pilots" if len(losses) else "mean of the pilots"
+        found.append({"panel": panel, "series": name, "x": lr, "y": mean, "says": says, "join": "mean"})
+        if lr == run["lr"]:
+            best = EDGE if rates.at_the_edge(lr, lrs) else BEST
+            found.append({"panel": panel, "series": best, "x": lr, "y": mean, "says": name, "join": name})
+    return found

@@ -12,6 +12,7 @@ from moe_routing_bench.quantities import count
 X, Y = "train_tokens_per_s", "bits_per_byte"
 ENTROPY, LOAD = "gate_entropy", "load_cv"
 _SPEED = Scale("trained bytes per second (more is better)"), Scale("validation bits per byte (less is better)")
+_OWN_SPEED = Scale(f"{_SPEED[0].label}; own scale"), _SPEED[1]  # of rules that see later tokens
 _SECONDS = Scale("training seconds (steps alone)", "log"), Scale("validation bits per byte")
 _NO_ENTROPY = "an entropy and a load"
 _CERTAINTY = Scale("entropy of the router's scores (nats per token)"), Scale("CV of choices per expert (0: balanced)")
@@ -35,7 +36,9 @@ def quality_pareto(table: pd.DataFrame) -> Chart:
         tints,
         pd.concat(group for *_, group in found),
         note=f"speed: {compare.timed(rows)}",
+        own={one["panel"]: _OWN_SPEED for one in records if training_rows.NOT_CAUSAL in one["panel"]},
         named=True,
+        shared=True,
     )
 
 
@@ -133,7 +136,14 @@ def gate_balance(table: pd.DataFrame) -> Chart:
                 }
             )
     return Chart(
-        "points", *_CERTAINTY, marks(found), tints, pd.concat(group for _, group in contests), named=True, timed=False
+        "points",
+        *_CERTAINTY,
+        marks(found),
+        tints,
+        pd.concat(group for _, group in contests),
+        named=True,
+        shared=True,
+        timed=False,
     )
 
 

@@ -27,7 +27,7 @@ def chart_data(chart: Chart, provenance: str = "") -> dict[str, Any]:
 
     `own` are the scales, and the reference, of panels that have others, `from` says on what machine and of how many rows (`provenance`).
     """
-    marks = chart.marks
+    marks, symbols = chart.marks, palette.symbols(chart.colors)
     columns: dict[str, Sequence[Any]] = {
         "panel": [str(one) for one in marks["panel"]],
         "series": [str(one) for one in marks["series"]],
@@ -45,6 +45,7 @@ def chart_data(chart: Chart, provenance: str = "") -> dict[str, Any]:
         **_axes(chart.x, chart.y),
         "own": {panel: _axes(*scales) | _reference(chart, panel) for panel, scales in chart.own.items()},
         "reference": chart.reference,
+        "shared": chart.shared,
         "from": provenance,
         "note": "; ".join(filter(None, (chart.note, legend_of_doubts(chart)))),
         "legend": [
@@ -52,9 +53,9 @@ def chart_data(chart: Chart, provenance: str = "") -> dict[str, Any]:
                 "name": name,
                 "light": tint,
                 "dark": palette.dark(tint),
-                "symbol": "square" if chart.kind in ("bars", "matrix") else palette.symbol(name, i),
+                "symbol": "square" if chart.kind in ("bars", "matrix") else symbols[name],
             }
-            for i, (name, tint) in enumerate(chart.colors.items())
+            for name, tint in chart.colors.items()
         ],
         "marks": {name: packed(values) for name, values in columns.items()},
         "count": len(marks),

@@ -36,7 +36,7 @@ function panelOf(chart, marks, room, looks, view) {
   const down = names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
   const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
   const said = name => chart[name].kind === "linear" ? shortIn(fineness(view?.[name] ?? endsOn(chart, marks, name))) : short;
-  const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : {})});
+  const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : axis === chart.x && chart.ends ? {domain: chart.ends} : {})});
   const counted = chart.x.kind === "log" && chart.x.label === "tokens", fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
   const options = {
     clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"}, opacity: {type: "identity"}, r: {type: "identity"},
@@ -142,8 +142,10 @@ function drawChart(name) {
 function drawMarks(name) {
   const chart = charts[name], box = byId(`chart-${name}`), marks = marksOf(chart), hidden = new Set(), looks = new Map(chart.legend.map(one => [one.name, one]));
   const panels = element("div", "", {class: `panels ${chart.y.kind === "names" ? "tall" : ""}`}), of = [...new Set(marks.map(mark => mark.panel))];
-  const views = new Map();
-  const redraw = () => panels.replaceChildren(...of.map(panel => panelBox({...chart, ...chart.own[panel]}, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
+  const views = new Map(), scaleOf = panel => (chart.own[panel] ?? chart).x.label, acrossOf = mark => chart.kind === "dots" ? [mark.low, mark.high] : [mark.x_low, mark.x_high];
+  // Panels of one x-scale have the same ends, whatever series are switched off.
+  const endsOf = panel => { const all = marks.filter(mark => scaleOf(mark.panel) === scaleOf(panel)).flatMap(mark => [mark.x, ...acrossOf(mark).map(end => end ?? mark.x)]); return [Math.min(...all), Math.max(...all)]; };
+  const redraw = () => panels.replaceChildren(...of.map(panel => panelBox({...chart, ...chart.own[panel], ...(chart.shared ? {ends: endsOf(panel)} : {})}, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
   box.replaceChildren(legendOf(chart, hidden, redraw), panels, numbersOf(chart, marks));
   box.append(element("p", [chart.note, chart.from].filter(Boolean).map(text => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" "), {class: "small from"}));
   redraw();
