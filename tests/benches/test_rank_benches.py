@@ -25,6 +25,7 @@ __all__ = ["no_ceilings"]
 
 SIZES = {"hidden": 16, "experts": 8, "top_k": 2, "dtype": "bf16"}
 NAMES = ("dispatch", "ep_combine", "ep_pair")
+LAYERS = ("ep_layer", "ep_training")
 QUICK = Settings(
     *(2, 1.0),
     max_seconds=0.1,
@@ -52,9 +53,13 @@ CASES = {  # tokens and ranks; ids of all tokens that no sampler draws
 def case(bench: str, name: str) -> tuple[Cell, dict[str, torch.Tensor]]:
     """A cell and its inputs."""
     axes, ids = CASES[name]
-    cell = cell_of(bench, **SIZES | axes)
+    cell = cell_of(bench, **SIZES | axes | ({"intermediate": 8} if bench in LAYERS else {}))
     definition = BENCHES[bench].definition()
     inputs = definition.build(cell, 3, "cpu")
+    if bench in LAYERS:
+        for each in parts(inputs, "logits") if ids else ():
+            each[:, ids] += 20
+        return cell, inputs | definition.shared(cell, 3, "cpu")
     for each in parts(inputs, "topk_ids") if ids else ():
         each.copy_(torch.tensor(ids, dtype=torch.int32).expand_as(each))
     if ids and bench == "ep_combine":
@@ -137,14 +142,35 @@ def test_a_wrong_row_count_order_or_sum_is_found(bench: str, name: str) -> None:
             outputs[part][len(want) - 1] = want[-1]
 
 
+@pytest.mark.parametrize("bench", LAYERS)
+def test_a_wrong_result_or_gradient_of_one_rank_is_found(bench: str) -> None:
+    cell, inputs = case(bench, "three to two")
+    definition = BENCHES[bench].definition()
+    outputs, expected = definition.empty_outputs(cell, inputs), definition.reference(cell, inputs)
+    for part, tensor in outputs.items():
+        name, _, rank = part.rpartition("@")
+        want = expected[name]
+        tensor.copy_(want.split([len(each) for each in parts(outputs, name)])[int(rank)])
+    assert definition.check(cell, inputs, outputs, expected).error is None
+    for part, tensor in outputs.items():
+        tensor.mul_(1.5)
+        assert part.rpartition("@")[0] in (definition.check(cell, inputs, outputs, expected).error or "")
+        tensor.div_(1.5)
+    traffic = definition.traffic(cell, inputs, expected)
+    assert traffic["rank_tokens"] == [2, 3] and sum(traffic["rank_rows"]) == 5 * cell.top_k
+    both_ways = 2 * (2 if bench == "ep_training" else 1)
+    assert sum(traffic["rank_all_bytes"]) == both_ways * 5 * cell.top_k * cell.hidden * 2
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_implementation_is_right(ranks: int, tmp_path: Path) -> None:
     """All cases in one group of processes, against the reference of one process; twice, so that nothing depends on what was there."""
+    routable = [name for name, (_, ids) in CASES.items() if min(ids or [0]) >= 0 and max(ids or [0]) < 8]  # by logits
     calls = [
         (bench, implementation.name, name)
-        for bench in NAMES
+        for bench in (*NAMES, *LAYERS)
         for implementation in BENCHES[bench].implementations
-        for name in CASES
+        for name in (routable if bench in LAYERS else CASES)
         if case(bench, name)[0].ranks == ranks
     ]
     found = rank_processes.called(ranks, tmp_path, functools.partial(_outputs, calls=calls))
@@ -167,19 +193,25 @@ def _outputs(rank: int, calls: list[tuple[str, str, str]]) -> list[dict[str, tor
         for _ in range(2):
             for tensor in outputs.values():
                 tensor.fill_(77)
-            call()
+            returned = call()
+            outputs |= returned if isinstance(returned, dict) else {}
         found.append(outputs)
     return found
 
 
-@pytest.mark.parametrize("bench", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
+@pytest.mark.parametrize(
+    "bench", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in (*NAMES[1:], *LAYERS))]
+)
 def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench: str) -> None:
     """Of one token, so that the first rank has none. The row says what each rank had, and can be stored."""
-    cell = cell_of(bench, tokens=1, hidden=8, experts=4, top_k=2, dtype="bf16")
+    inner = {"intermediate": 8} if bench in LAYERS else {}
+    cell = cell_of(bench, tokens=1, hidden=8, experts=4, top_k=2, dtype="bf16", **inner)
     names = tuple(implementation.name for implementation in BENCHES[bench].implementations)
     job, before = Job(cell, names, QUICK), processes.descendants(os.getpid())
     found = supervisor.measure(job, tmp_path / "cell.parquet")
-    assert [(row["status"], row["restarts"]) for row in found] == [("ok", 0)] * 2, [row.get("reason") for row in found]
+    assert [(row["status"], row["restarts"]) for row in found] == [("ok", 0)] * len(names), [
+        row.get("reason") for row in found
+    ]
     for row in found:
         assert (row["rank_tokens"], row["rank_devices"], row["rank_backend"]) == ([0, 1], ["cpu"] * 2, "gloo")
         assert row["isolated"] and row["timer"] == "wall" and row["barrier_us"] > 0
@@ -187,7 +219,7 @@ def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench:
         assert sum(row["rank_rows"]) == 2 and sum(row["rank_all_bytes"]) % (2 * 16) == 0
     assert not processes.running(processes.descendants(os.getpid()) - before)
     stored = records.read(tmp_path / "cell.parquet").to_pylist()
-    assert [row["ranks"] for row in stored] == [2, 2]
+    assert [row["ranks"] for row in stored] == [2] * len(names)
     assert {name for name in rows.MEASURED if name.startswith("rank_")} <= {n for n, v in stored[0].items() if v}
 
 

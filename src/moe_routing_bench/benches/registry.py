@@ -21,6 +21,8 @@ OPERATIONS = (
     "dispatch",
     "ep_combine",
     "ep_pair",
+    "ep_layer",
+    "ep_training",
     "routing",
     "layer",
     "training",

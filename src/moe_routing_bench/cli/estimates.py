@@ -88,7 +88,10 @@ def sizes(cell: Cell) -> Sizes:
     )
     packed = 0 if cell.bench == "router" else tokens * top_k
     moved = element * (2 * hidden * (tokens + packed) + tokens * experts) + 16 * tokens * top_k
-    trained = cell.bench == "training"  # forward, and backward by rows and by weights, whose gradients are outputs
+    trained = cell.bench in (
+        "training",
+        "ep_training",
+    )  # forward, and backward by rows and by weights, whose gradients are outputs
     flops = 2 * layers * (routed + always + scores) * (3 if trained else 1)
     return Sizes(flops, weights, read, expert, moved + (weights if trained else 0))
 

@@ -1,0 +1,49 @@
+"""One step of a layer over ranks: forward under autograd, then the gradients of tokens, logits and weights in one call."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from moe_routing_bench.benches.ep_layer import step
+from moe_routing_bench.benches.ep_layer.definition import Sharded
+from moe_routing_bench.benches.training import step as training
+from moe_routing_kernels.activations import activation_of
+
+
+def unsupported(problem: Sharded, *, way: str) -> str | None:
+    """Why this problem cannot run, or None."""
+    if activation_of(problem.layer.activation).limit is not None:
+        return training.unsupported(problem.layer, way="ops")
+    return step.unsupported(problem, way=way)
+
+
+def bind(
+    problem: Sharded,
+    *,
+    way: str,
+    logits: Tensor,
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    d_combined: Tensor,
+    combined: Tensor,
+    d_x: Tensor,
+    d_logits: Tensor,
+    d_w13: Tensor,
+    d_w2: Tensor,
+    bias: Tensor | None = None,
+) -> Callable[[], dict[str, Tensor]]:
+    """Bind logits (T_r, E) float32, x and d_combined (T_r, H), and the rank's w13 and w2; the call returns the result and all gradients, which
+    torch allocates. All ranks of the default process group call together."""
+    forward = step.layer(problem, way, bias)
+    leaves = [one.detach().requires_grad_() for one in (x, logits, w13, w2)]
+
+    def run() -> dict[str, Tensor]:
+        with torch.enable_grad():
+            result = forward(*leaves)
+        gradients = torch.autograd.grad(result, leaves, d_combined)
+        named = zip(("d_x", "d_logits", "d_w13", "d_w2"), gradients, strict=True)
+        return {"combined": result.detach()} | dict(named)
+
+    return run
