@@ -1,10 +1,14 @@
 """Models of the transformers library with our operators around their experts: the logits of the library's own loop."""
 
+import functools
 import sys
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
+import rank_processes
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.ops import transformers as ours
 
@@ -155,3 +159,37 @@ def test_without_the_library(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers.integrations.moe", None)
     with pytest.raises(UserError, match="transformers: got 'not installed'"):
         ours.register()
+
+
+def parallel(rank, name, tokens, among):
+    """Result and gradients of a rank's tokens and experts by the library's exchange and by ours, around both implementations of experts."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from transformers.distributed.expert_parallel import apply_expert_parallelism
+
+    meshes, found = init_device_mesh("cpu", (2, 1), mesh_dim_names=("ep", "tp")), []
+    plan = {"gate_up_proj": "grouped_gemm", "down_proj": "grouped_gemm", "": "ep_dispatch_experts"}
+    for implementation, way in (("eager", "all_to_all"), ("eager", ours.register_ep()), (ours.register(), ours.NAME)):
+        model = model_of(name)
+        model.set_experts_implementation(implementation)
+        module = model.model.layers[1].mlp.experts
+        apply_expert_parallelism(module, meshes["ep"], meshes["tp"], plan, way)
+        torch.manual_seed(rank)
+        x, weights = torch.randn(tokens[rank], 32, requires_grad=True), torch.rand(tokens[rank], 2, requires_grad=True)
+        out = module(x, torch.rand(tokens[rank], among).topk(2).indices, weights)
+        out.square().sum().backward()
+        gradients = [one.grad for one in (x, weights, module.gate_up_proj, module.down_proj)]
+        found.append([out.detach(), *gradients[:2], *(cast(Any, one).to_local() for one in gradients[2:])])
+    return found
+
+
+@pytest.mark.parametrize(("tokens", "among"), [((5, 8), 6), ((0, 3), 6), ((2, 3), 3)])
+def test_expert_parallel_models_have_the_results_of_the_librarys_exchange(tokens, among, tmp_path: Path) -> None:
+    """The second rank gets no row where tokens choose among the first 3 experts."""
+    pytest.importorskip("transformers.distributed.expert_parallel")
+    found = rank_processes.called(
+        2, tmp_path, functools.partial(parallel, name="Qwen3Moe", tokens=tokens, among=among), 60
+    )
+    assert all(isinstance(each, list) for each in found), found
+    for theirs, *others in found:
+        for way in others:
+            torch.testing.assert_close(way, theirs, rtol=1e-4, atol=1e-4)

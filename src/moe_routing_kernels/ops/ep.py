@@ -120,7 +120,8 @@ def apply(
 
     Every rank has `local` experts. `experts` is called with the rows (n, H) that came to this rank, their ids (n, k) int32, counted from its
     first expert, and their weights (n, k), float32 (float64 for float64 x). It returns the weighted sum (n, H) of each row's experts, and
-    leaves out ids outside 0 .. `local` - 1, which belong to other ranks or to none. Raises `UserError`.
+    leaves out ids outside 0 .. `local` - 1, which belong to other ranks or to none. Where rows or weights have gradients, the result must
+    depend on both, also with no rows, or other ranks wait for a message that never comes. Raises `UserError`.
     """
     known = _group(group)
     ranks, tokens, dtype = known.size(), x.shape[0], wide(x.dtype)

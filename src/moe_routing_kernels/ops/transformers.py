@@ -25,7 +25,7 @@ from moe_routing_kernels.ops.library import compute_dtype
 from moe_routing_kernels.ops.reference import wide
 from moe_routing_kernels.ops.weight_layouts import forget
 
-__all__ = ["NAME", "experts", "forget", "register", "unsupported"]
+__all__ = ["NAME", "experts", "forget", "register", "register_ep", "unsupported"]
 
 NAME = "moe_routing_kernels"
 _NOT_KEPT = "its weights lie otherwise, and no copies are kept"
@@ -45,6 +45,46 @@ def register(copies: bool | None = None) -> str:
         raise bad("transformers", "not installed", "5.17 or later", "pip install 'transformers>=5.17'") from error
     _options["copies"] = copies
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
+    return NAME
+
+
+def register_ep() -> str:
+    """Make the library know `ops.ep` as a way to bring tokens to the ranks of their experts; returns its name.
+
+    ``DistributedConfig(ep_implementation=...)`` takes it, for any experts implementation. A row per (token, rank) travels, where the library's
+    ``all_to_all`` sends one per (token, expert). Ranks must have batches of their own: tensor parallelism is refused. Raises `UserError`
+    without the library.
+    """
+    try:
+        from transformers.distributed import expert_parallel as library  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise bad("transformers", "no EPImplementation", "5.23 or later", "pip install 'transformers>=5.23'") from error
+
+    from moe_routing_kernels.ops import ep  # loads the compiler, for 2 s that others need not wait
+
+    class Deduplicated(library.EPImplementation):
+        """`ep.apply` around the experts of a module."""
+
+        def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any) -> None:
+            if tp_mesh.size() > 1:
+                raise bad("tp_size", tp_mesh.size(), 1, "ep_implementation='all_to_all' runs with tensor parallelism")
+            super().__init__(experts, ep_mesh, tp_mesh)
+            self._local: int = experts.num_experts  # of this rank: its weights are cut before
+
+        def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+            scores, group = _scores(top_k_weights, hidden_states.dtype), self.ep_mesh.get_group()
+            return ep.apply(self._run, hidden_states, top_k_index, scores, self._local, None, group)
+
+        def _run(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+            # One row of an expert stands for no rows: the library's loop would not be part of the graph, and other ranks would wait for the
+            # gradients that this one does not send.
+            more = (0, 0, 0, not len(rows))
+            some, ids, weights = F.pad(rows, more), F.pad(ids, more), F.pad(weights, more)
+            outside = (ids < 0) | (ids >= self._local)
+            given = ids.masked_fill(outside, self._local).long(), weights.masked_fill(outside, 0)
+            return self.experts_forward(some, *given)[: len(rows)].to(rows.dtype)
+
+    library.EPImplementationInterface.register(NAME, Deduplicated)
     return NAME
 
 
