@@ -207,6 +207,7 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
         for files in (code.training_files(), code.adaptation_files())
     )
     trained = {
+        "cleaning",
         "code",
         "texts",
         "evaluate",

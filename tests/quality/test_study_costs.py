@@ -65,8 +65,9 @@ def test_the_command_adds_up_the_runs_of_a_config(tmp_path, monkeypatch, capsys)
     ]
     config = json.dumps({"seed": 17, "device": "cpu", "grid": GRID, "quality": entries})
     plan(config_json=config, platform="nvidia-h200")
-    *lines, total, basis = capsys.readouterr().out.splitlines()
+    *lines, total, power, basis = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["entry", "runs"], ["b", "(pilots)"], ["a", "4"], ["b", "1"]]
+    assert power.startswith("a, 2 seeds: equal rules are shown equivalent within 0.01 by 15 seeds for one pair, 15 for")
     assert total.startswith("7 runs, ") and basis.startswith("estimated: for one NVIDIA H200")
     stored = Run(dim=64, corpora={"stdlib": 1000})
     fields = {name: getattr(stored, name) for name in costs.SHAPE} | {"router": "softk", "engine": ENGINE}

@@ -2,6 +2,7 @@
 that it does not ask for, or that `collect` refuses.
 """
 
+import importlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,5 +158,13 @@ def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platf
     for label, source in dict.fromkeys((run.label, run.lr_source) for run in runs.values() if run.lr_source):
         mine = {run.router: run.lr for run in runs.values() if (run.label, run.lr_source) == (label, source)}
         print(f"{label}: learning rates of {source}: {', '.join(f'{router} {lr:g}' for router, lr in mine.items())}")
+    family = importlib.import_module("moe_routing_bench.quality.family")  # scipy takes a second
+    for label in dict.fromkeys(run.label for run in runs.values() if run.purpose == "final"):
+        mine = [run for run in runs.values() if (run.label, run.purpose) == (label, "final")]
+        if (rules := len({run.router for run in mine})) > 1:
+            seeds = len({run.seed for run in mine})
+            print(
+                f"{label}, {count(seeds, 'seed')}: {family.power_of_equivalence(family.NOISE, rules)}, at a noise of {family.NOISE:g}"
+            )
     if costs.ESTIMATED in bases:
         print("estimated: for one NVIDIA H200, by constants that were not measured with this engine")

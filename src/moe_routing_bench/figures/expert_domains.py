@@ -3,9 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from moe_routing_bench.figures import training_rows
+from moe_routing_bench.figures import palette, training_rows
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
-from moe_routing_bench.quality.specialisation import mean_bits
+from moe_routing_bench.quality.specialisation import INFORMATION, mean_bits, with_information
 
 SHOWN = ("softk", "switch_top1", "deepseek_v3_small", "hash_balanced", "hash_position", "expert_choice")
 _MOST = 3.0  # times as often as an average byte: the end of the scale
@@ -77,3 +77,26 @@ def times_average(choices: np.ndarray) -> np.ndarray:
     given = choices / choices.sum(1, keepdims=True)
     alone = choices.sum(0) / choices.sum()
     return np.divide(given, alone, out=np.ones_like(given), where=alone > 0)
+
+
+_BITS = Scale("bits", "linear"), Scale("", "names")
+_NO_BITS = "the loads of experts by class of byte"
+
+
+def expert_information(table: pd.DataFrame) -> Chart:
+    """What an expert says about the token: a panel per entry and kind of information, all of one scale, with a dot per rule."""
+    rows = training_rows.finals(table, "load_by_class")
+    if rows.empty:
+        return nothing("dots", *_BITS, rows, training_rows.why(table, _NO_BITS))
+    rows, found, tints = with_information(rows), [], {}
+    for title, group in training_rows.contests(rows):
+        for column, about in INFORMATION.items():
+            for name, runs in training_rows.ordered(group[group[column].notna()]):
+                tints[name] = palette.router(runs["router"].iloc[0])
+                mean, half = training_rows.interval(runs[column])
+                says = f"n = {len(runs)} seeds of {runs['choices'].mean():,.0f} choices a layer"
+                place = {"panel": f"{title}: expert and {about}", "series": name, "x": mean, "y": name}
+                found.append(place | {"low": mean - half, "high": mean + half, "says": says})
+    least, most = (f"{value:,.0f}" for value in (rows["choices"].min(), rows["choices"].max()))
+    note = f"bias of {least if least == most else f'{least} to {most}'} choices a layer corrected (Miller and Madow)"
+    return Chart("dots", *_BITS, marks(found), tints, rows, note=note, shared=True, timed=False)

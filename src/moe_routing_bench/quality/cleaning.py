@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+_PIECE = 2**22  # bytes of training text that are compared at once
 SHARED = 64  # bytes of the strings that training and validation must not share
 _DOCUMENT = 2**15  # bytes of prose, about, at which a file is cut
 LEAST = 256  # bytes of a document
@@ -135,6 +136,22 @@ def apart(validation: Sequence[bytes], train: Iterable[bytes]) -> list[bytes]:
         for document, marks in zip(validation, own, strict=True)
         for part in _without(document, np.isin(marks, common, kind="sort"))
     ]
+
+
+def recurring(validation: bytes, train: Iterable[bytes]) -> int:
+    """How many bytes of a validation text lie in strings of 64 bytes that training documents have too, by their hashes."""
+    own, table = hashes(validation), np.zeros(_TABLE, bool)
+    table[own % np.uint64(_TABLE)] = True
+    common = np.zeros(len(own), bool)
+    for document in train:
+        for first in range(0, len(document), _PIECE):
+            found = hashes(document[first : first + _PIECE + SHARED - 1])
+            common |= np.isin(own, found[table[found % np.uint64(_TABLE)]])
+    change = np.zeros(len(validation) + 1, np.int64)
+    begins = np.flatnonzero(common)
+    np.add.at(change, begins, 1)
+    np.add.at(change, begins + SHARED, -1)
+    return int((np.cumsum(change[:-1]) > 0).sum())
 
 
 def _without(document: bytes, shared: NDArray[np.bool_]) -> Iterator[bytes]:

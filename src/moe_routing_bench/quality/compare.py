@@ -5,6 +5,7 @@ compared. Rules that see later tokens are compared among themselves, because the
 else.
 """
 
+import numpy as np
 import pandas as pd
 
 from moe_routing_bench.quality import family, rates, run_rows
@@ -14,6 +15,12 @@ from moe_routing_kernels.routers.zoo import ZOO
 
 METRIC = "bits_per_byte"
 AT_THE_EDGE = "not ranked: its best learning rate is at the edge of the grid."
+RECURRING = 0.01  # of the validation bytes, the most that may recur in training
+RECURS = f"not ranked: more than {RECURRING:.0%} of its validation text recurs in training."
+WEAKEST, SHORTEST = (
+    2.5,
+    1.0,
+)  # bits per byte of the best rule, and tokens per active parameter, from which training is judged
 OLDER_CODE = "not ranked: trained before the rule, or how a layer seats its choices, last changed."
 
 
@@ -96,7 +103,8 @@ def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
 def refusals(rows: pd.DataFrame) -> pd.Series:
     """Why each final row may not be compared; empty where it may.
 
-    A best learning rate at the edge of its grid says that a better one lies outside. Rows from before their rule changed are of another.
+    A best learning rate at the edge of its grid says that a better one lies outside. Validation text that recurs in training measures memory.
+    Rows from before their rule changed are of another.
     """
     edge = [
         rates.at_the_edge(lr, grid)
@@ -105,7 +113,25 @@ def refusals(rows: pd.DataFrame) -> pd.Series:
     changed = rows["router"].map(lambda name: ZOO[str(name)].changed if name in ZOO else "")
     ended = rows.get("ended_at", pd.Series("9", index=rows.index)).astype("string").fillna("9")
     reasons = pd.Series("", index=rows.index).mask(pd.Series(edge, index=rows.index, dtype=bool), AT_THE_EDGE)
+    recurring = pd.to_numeric(rows.get("recurring_share", pd.Series(np.nan, index=rows.index)), errors="coerce")
+    reasons = reasons.mask(recurring > RECURRING, RECURS)
     return reasons.mask(ended.lt(changed).fillna(False).astype(bool), OLDER_CODE)
+
+
+def too_weak(rows: pd.DataFrame) -> str:
+    """Why final rows of one entry say nothing of training: their models are too short or too weak to judge; empty where they are not.
+
+    A model of 4 bits per byte has learnt frequencies of bytes: what a rule would do to a trained one is not seen in it.
+    """
+    if rows.empty:
+        return "no final row"
+    best = rows.groupby("contestant")[METRIC].mean().min()
+    if not best <= WEAKEST:
+        return f"the models are too weak to judge: {best:.2f} bits per byte at best, at most {WEAKEST:g} are asked for"
+    seen = (rows["tokens_seen"] / rows["active_params"]).min()
+    if seen < SHORTEST:
+        return f"the models are trained too short to judge: {seen:.2g} tokens per active parameter, at least {SHORTEST:g} are asked for"
+    return ""
 
 
 def text(table: pd.DataFrame, metric: str = METRIC) -> str:

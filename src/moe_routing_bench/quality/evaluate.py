@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moe_routing_bench.quality.expert_loads import CAPACITY_FACTORS, Loads, byte_classes
+from moe_routing_bench.quality.expert_loads import CAPACITY_FACTORS, Loads, byte_classes, information
 from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_bench.quality.run_rows import MIXED
 from moe_routing_bench.quality.steps import IGNORED, Windows
@@ -26,7 +26,8 @@ def loss_of(model: TinyLM, windows: Windows, batch: int, mixed: bool = True) -> 
     device = windows.tokens.device.type
     classes = byte_classes().to(windows.tokens.device)[windows.first_bytes]
     domains = int(windows.domains.max()) + 1
-    loads = [Loads.empty(domains, layer.count, device) for layer in model.layers for _ in layer.routers]
+    vocabulary = len(windows.first_bytes)
+    loads = [Loads.empty(domains, layer.count, device, vocabulary) for layer in model.layers for _ in layer.routers]
     total = torch.zeros((), dtype=torch.float64, device=windows.tokens.device)
     with evaluating(model):
         for numbers in windows.mixed(batch) if mixed else windows.by_domain(batch):
@@ -46,7 +47,7 @@ def loss_of(model: TinyLM, windows: Windows, batch: int, mixed: bool = True) -> 
                 for item in layer.seen
             ]
             for sums, load in zip(loads, seen, strict=True):
-                sums.add(*load, valid, domain, classes[inputs.flatten()])
+                sums.add(*load, valid, domain, classes[inputs.flatten()], inputs.flatten())
     return float(total) / windows.total, loads
 
 
@@ -100,6 +101,7 @@ def _routing_fields(model: TinyLM, loads: Sequence[Loads], drops: Sequence[Loads
         "token_drop_rate": lost / max(1.0, chosen),
         "load_by_domain": [load.by_domain.tolist() for load in loads],
         "load_by_class": [load.by_class.tolist() for load in loads],
+        "token_bits_by_layer": [information(load.by_token) for load in loads],
     }
 
 

@@ -1,5 +1,6 @@
 """What the routers of a model did to the bytes of a validation pass: loads, entropies and drops."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -44,15 +45,27 @@ class Loads:
     dropped: Tensor  # choices over the capacity
     lost: Tensor  # tokens all of whose choices were dropped
     chosen: Tensor  # tokens with at least one choice
+    by_token: Tensor  # (vocabulary, E) choices
     over: Tensor  # (factors,) choices over the capacity at each of `CAPACITY_FACTORS`, by position
 
     @staticmethod
-    def empty(domains: int, experts: int, device: str) -> "Loads":
+    def empty(domains: int, experts: int, device: str, vocabulary: int = 256) -> "Loads":
         """All sums are zero."""
-        sizes = ((domains, experts), (len(BYTE_CLASSES), experts), (), (), (), (), (len(CAPACITY_FACTORS),))
+        sizes = (
+            (domains, experts),
+            (len(BYTE_CLASSES), experts),
+            (),
+            (),
+            (),
+            (),
+            (vocabulary, experts),
+            (len(CAPACITY_FACTORS),),
+        )
         return Loads(*(torch.zeros(size, dtype=torch.float64, device=device) for size in sizes))
 
-    def add(self, seen: Seen, top_k: int | None, valid_T: Tensor, domain_T: Tensor, class_T: Tensor) -> None:
+    def add(
+        self, seen: Seen, top_k: int | None, valid_T: Tensor, domain_T: Tensor, class_T: Tensor, token_T: Tensor
+    ) -> None:
         """Add a batch; `valid_T` bool is false for padding.
 
         `top_k` is the number of choices per token that a capacity counts on. Where it is None, drops by factor are not
@@ -78,6 +91,7 @@ class Loads:
             choices.scatter_add_(1, seen.ids_TK.long().clamp(0, experts - 1), wanted.double())
         self.by_domain.index_add_(0, domain_T, choices)
         self.by_class.index_add_(0, class_T, choices)
+        self.by_token.index_add_(0, token_T, choices)
 
 
 def drop_rate(model: TinyLM) -> float | None:
@@ -90,3 +104,17 @@ def drop_rate(model: TinyLM) -> float | None:
                 chosen += int(wanted.sum())
                 dropped += int((wanted & ~seen.kept_TK).sum())
     return dropped / chosen if chosen else None
+
+
+def information(counts: Tensor) -> float:
+    """Mutual information in bits of row and column, from counts (R, E) of choices, with the correction of Miller and Madow; nan without any.
+
+    The same as `specialisation.mutual_information`, on the device: counts by token are too many to store.
+    """
+    total = counts.sum()
+    if not float(total):
+        return float("nan")
+    parts = (counts.sum(1), counts.sum(0), counts)
+    rows, columns, joint = (float(torch.special.entr(part / total).sum()) / math.log(2) for part in parts)
+    cells = [int((part > 0).sum()) for part in parts]
+    return rows + columns - joint - (cells[2] - cells[0] - cells[1] + 1) / (2 * float(total) * math.log(2))

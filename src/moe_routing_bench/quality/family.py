@@ -5,6 +5,7 @@ equivalent only where two one-sided tests show the effect to be less than a decl
 """
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,53 @@ from moe_routing_kernels.errors import bad
 
 ALPHA = 0.05
 MARGIN = 0.01  # bits per byte
+TOST = "TOST"
+NOISE = 0.0087  # bits per byte between seeds of a rule: that of the 85 stored runs with E=8, where no rows of a study are stored
+_MOST_SEEDS = 1000
 POWER = 0.8
+# What runs have in common that are compared: width, tokens, batches and text; whose numbers of experts may differ.
+COMMON = ("dim", "layers", "sequence", "batch", "steps", "vocabulary", "corpus_sha256", "validation_batches")
 DIFFERENT, EQUIVALENT, UNDECIDED = "different", "equivalent", "undecided"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A sentence on quality, which cannot be made without its test, effect, interval, margin and number of seeds.
+
+    Raises `UserError` for a number that is missing, an effect outside its interval, fewer than two seeds, and an equivalence that a test of
+    difference is said to show.
+    """
+
+    subject: str
+    verdict: str
+    test: str
+    effect: float
+    low: float
+    high: float
+    margin: float
+    n: int
+
+    def __post_init__(self) -> None:
+        """Hold the numbers to each other."""
+        numbers = (self.effect, self.low, self.high, self.margin)
+        if not (np.isfinite(numbers).all() and self.low <= self.effect <= self.high and self.margin > 0 and self.n > 1):
+            got = f"{self.effect} ({self.low} to {self.high}), margin {self.margin}, n = {self.n}"
+            raise bad(
+                "statement on quality", got, "an effect in its interval, a margin, two seeds or more", self.subject
+            )
+        if not self.test or (self.verdict == EQUIVALENT) != self.test.startswith(TOST):
+            raise bad(
+                "test of a statement on quality",
+                f"{self.test or 'none'} for {self.verdict}",
+                f"{TOST} for {EQUIVALENT} alone",
+            )
+
+    def __str__(self) -> str:
+        """All of it."""
+        return (
+            f"{self.subject} are {self.verdict} ({self.test}; margin {self.margin:g}): "
+            f"{self.effect:.4f} ({self.low:.4f} to {self.high:.4f}) bits per byte, n = {self.n} seeds"
+        )
 
 
 @dataclass(frozen=True)
@@ -43,10 +89,16 @@ class Pair:
         """One of three words."""
         return DIFFERENT if self.p < ALPHA else EQUIVALENT if self.p_equivalent < ALPHA else UNDECIDED
 
+    @property
+    def statement(self) -> Statement:
+        """The verdict with its test, effect, interval, margin and number of seeds. Raises `UserError` without noise to estimate."""
+        test = {DIFFERENT: "Tukey", EQUIVALENT: TOST}.get(self.verdict, f"neither Tukey nor {TOST}")
+        subject = f"{self.better} and {self.worse}"
+        return Statement(subject, self.verdict, test, self.effect, self.low, self.high, self.margin, self.seeds)
+
     def __str__(self) -> str:
-        """The verdict with its test, effect, interval, margin and number of seeds."""
-        test = "Tukey" if self.verdict == DIFFERENT else f"TOST, margin {self.margin:g}"
-        return f"{self.better} and {self.worse} are {self.verdict} ({test}): {self.effect:.4f} ({self.low:.4f} to {self.high:.4f}), n = {self.seeds}"
+        """Its statement."""
+        return str(self.statement)
 
 
 @dataclass(frozen=True)
@@ -115,6 +167,38 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
     return Family(pairs, variance**0.5, float((reach + more) * np.median(errors)) if len(pairs) else np.nan)
 
 
+def seeds_needed(noise: float, rules: int, pairs: int = 1, margin: float = MARGIN) -> int | None:
+    """The fewest seeds of each of `rules` with which TOST finds two equal rules equivalent with a power of 80 %; None above 1,000.
+
+    `noise` is the standard deviation of a run in bits per byte. `pairs` is the number of tests that Bonferroni's correction is for, which
+    Holm's is for the largest p. For two rules without a difference the power is 2 T((margin - t s) / s) - 1, with s = noise sqrt(2 / n)
+    (Schuirmann 1987).
+    """
+    for seeds in range(2, _MOST_SEEDS):
+        freedom, error = (seeds - 1) * (rules - 1), noise * (2 / seeds) ** 0.5
+        reach = margin / error - float(stats.t.ppf(1 - ALPHA / pairs, freedom))
+        if 2 * float(stats.t.cdf(reach, freedom)) - 1 >= POWER:
+            return seeds
+    return None
+
+
+def power_of_equivalence(noise: float, rules: int) -> str:
+    """How many seeds show two equal rules to be equivalent, in words."""
+    pairs = rules * (rules - 1) // 2
+    one, every = (seeds_needed(noise, rules, count) for count in (1, pairs))
+    least, most = (f"{number:,}" if number else "more than 1,000" for number in (one, every))
+    return f"equal rules are shown equivalent within {MARGIN:g} by {least} seeds for one pair, {most} for the last of {pairs}"
+
+
+def all_hold(pairs: Sequence[Pair], verdict: str) -> tuple[bool, float]:
+    """Whether all pairs are equivalent, or all different, and the p of that: the largest of theirs, as the null hypothesis is a union (Berger 1982).
+
+    Each p is corrected for its family already, so that the answer errs on the side of no.
+    """
+    p = max((pair.p if verdict == DIFFERENT else pair.p_equivalent for pair in pairs), default=1.0)
+    return p < ALPHA and all(pair.verdict == verdict for pair in pairs), p
+
+
 def letters(found: Family, names: list[str]) -> dict[str, str]:
     """Tukey's letters of contestants in the order given: two that share a letter are not told apart, which is no equivalence."""
     apart = {frozenset((pair.better, pair.worse)) for pair in found.pairs if pair.verdict == DIFFERENT}
@@ -134,7 +218,19 @@ def letter(number: int) -> str:
 
 
 def by_seed(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Losses with a row per seed and a column per contestant. Raises `UserError` where a contestant has a seed twice, which would count as two."""
+    """Losses with a row per seed and a column per contestant.
+
+    Raises `UserError` where a contestant has a seed twice, which would count as two, and where runs differ in what is `COMMON` to a comparison.
+    """
+    for name in COMMON:
+        if name in rows and rows[name].nunique(dropna=False) > 1:
+            values = ", ".join(sorted(map(str, rows[name].unique())))
+            raise bad(
+                f"comparison of runs, {name}",
+                values,
+                "one value",
+                "runs of another size, text or validation are another comparison",
+            )
     twice = rows.loc[rows.duplicated(["contestant", "seed"]), ["contestant", "seed"]]
     if len(twice):
         name, seed = twice.iloc[0]

@@ -61,6 +61,7 @@ def prepare(
     }
     about = {"share": share, "seed": seed, "packages": told, "left_out": [line for line in lines if "left out" in line]}
     about["train_bytes"] = sum(map(len, train))
+    about["recurring"] = {name: cleaning.recurring(b"".join(one.validation), train) for name, one in splits.items()}
     prepared.write(out, arrays, hashes, tokens, about)
     return lines
 

@@ -6,7 +6,7 @@ A folder has a `manifest.json`, and for each domain and vocabulary an array of t
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,15 @@ SPLITS = ("train", "validation")
 
 @dataclass(frozen=True)
 class Domain:
-    """The tokens of a domain, the hash of its text, and the bytes of each token of the vocabulary."""
+    """The tokens of a domain, the hash of its text, the bytes of each token of the vocabulary, and how many bytes of validation recur in
+    the training text of any domain (None where the text was prepared before they were counted)."""
 
     name: str
     train: NDArray[Any]  # uint8 where tokens are bytes, else uint16
     validation: NDArray[Any]
     sha256: str
     tokens: Sequence[bytes]
+    recurring: int | None = None
 
 
 def write(
@@ -71,7 +73,8 @@ def domains(folder: Path, limit: int | None, vocabulary: int) -> list[Domain]:
         raise bad("vocabulary of corpus packages", vocabulary, ", ".join(manifest["vocabularies"]), hint)
     tokens = [bytes.fromhex(token) for token in manifest["vocabularies"][str(vocabulary)]]
     share = 1.0 if limit is None else min(1.0, limit / manifest["train_bytes"])
-    return [_domain(folder, name, sha256, share, tokens) for name, sha256 in manifest["domains"].items()]
+    found = [_domain(folder, name, sha256, share, tokens) for name, sha256 in manifest["domains"].items()]
+    return [replace(one, recurring=manifest.get("recurring", {}).get(one.name)) for one in found]
 
 
 def _domain(folder: Path, name: str, sha256: str, share: float, tokens: Sequence[bytes]) -> Domain:

@@ -59,6 +59,8 @@ LATER = (
     "bits_of_one_domain",
     "pilot_losses_by_seed",
     "lr_source",
+    "recurring_share",
+    "token_bits_by_layer",
 )
 COLUMNS: dict[str, pa.DataType] = {
     # identity
@@ -138,6 +140,9 @@ COLUMNS: dict[str, pa.DataType] = {
     # nats per token of every pilot, by learning rate; whose pilots chose the rate, where not the run's own
     "pilot_losses_by_seed": pa.list_(_LIST),
     "lr_source": _S,
+    # share of validation bytes in strings of 64 bytes that training has too; information of experts about the token, in bits
+    "recurring_share": _F,
+    "token_bits_by_layer": _LIST,
 }
 SCHEMA = pa.schema(list(COLUMNS.items()))
 _SPEC = b"moe_routing_bench.run"

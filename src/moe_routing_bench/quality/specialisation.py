@@ -43,6 +43,27 @@ def mean_bits(loads: Sequence[Any] | None) -> float:
     return float("nan") if loads is None else float(np.mean(by_layer(loads)))
 
 
+# Columns of `with_information`: what the expert of a choice says about its token.
+INFORMATION = {
+    "expert_domain_bits": "its domain",
+    "expert_class_bits": "the class of its byte, the first of a token",
+    "expert_token_bits": "the token itself",
+}
+
+
+def with_information(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the columns of `INFORMATION`, each the mean over layers, nan where it is not known, and `choices`: those of a layer."""
+    tokens = [np.nan if layers is None else float(np.mean(list(layers))) for layers in rows["token_bits_by_layer"]]
+    return rows.assign(
+        expert_domain_bits=rows["load_by_domain"].map(mean_bits).astype(float),
+        expert_class_bits=rows["load_by_class"].map(mean_bits).astype(float),
+        expert_token_bits=tokens,
+        choices=[
+            np.nan if one is None else float(np.sum([list(part) for part in one[0]])) for one in rows["load_by_domain"]
+        ],
+    )
+
+
 def finals(table: pd.DataFrame) -> pd.DataFrame:
     """The last evaluation of every run with routers, with two more columns.
 

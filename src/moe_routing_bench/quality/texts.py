@@ -27,7 +27,7 @@ from platformdirs import user_cache_path
 
 from moe_routing_bench.grid import run_spec
 from moe_routing_bench.grid.run_spec import BYTES, PACKAGES
-from moe_routing_bench.quality import prepared
+from moe_routing_bench.quality import cleaning, prepared
 from moe_routing_kernels import files, guarded
 from moe_routing_kernels.errors import bad
 
@@ -70,13 +70,17 @@ PLAIN = Vocabulary.of([bytes([byte]) for byte in range(BYTES)])
 
 @dataclass(frozen=True)
 class Corpus:
-    """One domain: its training and validation tokens, the hash of the documents that they come from, and the bytes of both."""
+    """One domain: its training and validation tokens, the hash of the documents that they come from, and the bytes of both.
+
+    `recurring` are the bytes of validation in strings of 64 bytes that recur in the training text of any domain; None: not counted.
+    """
 
     name: str
     train: Tokens
     validation: Tokens
     sha256: str
     vocabulary: Vocabulary
+    recurring: int | None = None
 
     @property
     def train_bytes(self) -> int:
@@ -105,10 +109,23 @@ def load(
         for corpus in (_prepared(limit, vocabulary) if name == PACKAGES else [_corpus(name, limit, validation_share)])
     ]
     total = sum(len(corpus.validation) for corpus in loaded)
-    if not validation_tokens or total <= validation_tokens:
+    if validation_tokens and total > validation_tokens:
+        share = validation_tokens / total
+        loaded = [replace(one, validation=one.validation[: math.ceil(share * len(one.validation))]) for one in loaded]
+    if PACKAGES in corpora:  # counted once, when they were prepared
         return loaded
-    share = validation_tokens / total
-    return [replace(one, validation=one.validation[: math.ceil(share * len(one.validation))]) for one in loaded]
+    train = [one.train.tobytes() for one in loaded]
+    return [replace(one, recurring=cleaning.recurring(one.validation.tobytes(), train)) for one in loaded]
+
+
+def recurring_share(corpora: Sequence[Corpus]) -> float | None:
+    """The share of all validation bytes that recur in training; None where it was not counted for every domain."""
+    counts = [
+        (min(one.recurring, one.validation_bytes), one.validation_bytes) for one in corpora if one.recurring is not None
+    ]
+    if len(counts) < len(corpora):
+        return None
+    return sum(count for count, _ in counts) / sum(size for _, size in counts)
 
 
 def folder() -> Path:
@@ -136,8 +153,8 @@ def _corpus(name: str, limit: int | None, share: float) -> Corpus:
 def _prepared(limit: int | None, vocabulary: int) -> list[Corpus]:
     """The domains of the text that `packages.prepare` has written, of each the same share. Raises `UserError` where there is none."""
     return [
-        Corpus(domain.name, domain.train, domain.validation, domain.sha256, Vocabulary.of(domain.tokens))
-        for domain in prepared.domains(folder() / PACKAGES, limit, vocabulary)
+        Corpus(one.name, one.train, one.validation, one.sha256, Vocabulary.of(one.tokens), one.recurring)
+        for one in prepared.domains(folder() / PACKAGES, limit, vocabulary)
     ]
 
 

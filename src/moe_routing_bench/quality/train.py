@@ -13,7 +13,7 @@ import torch
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.measure import provenance
 from moe_routing_bench.packages import fingerprint
-from moe_routing_bench.quality import code, engine, evaluate, language_model, run_rows
+from moe_routing_bench.quality import code, engine, evaluate, language_model, run_rows, texts
 from moe_routing_bench.quality.engine import Engine
 from moe_routing_bench.quality.expert_loads import BYTE_CLASSES
 from moe_routing_bench.quality.loop import Training, go_on, save
@@ -127,6 +127,7 @@ def _fixed(training: Training) -> dict[str, Any]:
         "byte_classes": list(BYTE_CLASSES),
         "train_bytes": training.train.size,
         "corpus_sha256": corpus_hash(training.corpora),
+        "recurring_share": texts.recurring_share(training.corpora),
         "engine": training.engine.name,
         **origin(training.device, code.training_files()),
     }

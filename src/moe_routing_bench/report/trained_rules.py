@@ -23,8 +23,16 @@ COLUMNS = (
         "expert_domain_bits",
         "expert–domain bits",
         "{:z.3f}",
-        "mutual information of a choice's expert and its byte's domain, mean over layers",
+        "mutual information of a choice's expert and its byte's domain, mean over layers, without the bias of finite counts (Miller and Madow)",
     ),
+    (
+        "expert_class_bits",
+        "expert–class bits",
+        "{:z.3f}",
+        "the same of the expert and the class of the byte, such as digit or space",
+    ),
+    ("expert_token_bits", "expert–token bits", "{:z.3f}", "the same of the expert and the token itself"),
+    ("choices", "n", "{:,.0f}", "validation choices of a layer, of which these bits are"),
     ("experts_per_token", "experts per byte", "{:.3g}", "choices that reach an expert without a capacity limit"),
     (
         "lr",
@@ -47,6 +55,8 @@ def quality(finals: pd.DataFrame) -> Sentence | None:
         return None
     label = causal.groupby("label", sort=False)["contestant"].nunique().idxmax()
     mine = causal[causal["label"] == label]
+    if why := compare.too_weak(mine):
+        return Sentence(f"Quality ({label}): not judged, because {why}.", "quality")
     ranks = compare.summary(mine.assign(config_hash=label))
     found = family.family(family.by_seed(mine, compare.METRIC))
     best = ranks.iloc[0]
@@ -58,7 +68,7 @@ def quality(finals: pd.DataFrame) -> Sentence | None:
     text = (
         f"Quality ({label}): {best['contestant']} has the least loss of {len(ranks)} causal rules, {best['mean']:.4f} ± {best['half_width']:.4f} bits per byte "
         f"over {best['seeds']} seeds; less than {below} of the {count(len(ranks) - 1, 'other')} (Tukey), equivalent to {len(rest[0])} within {family.MARGIN:g}, "
-        f"undecided against {len(rest[1])}. The first two: {second}."
+        f"undecided against {len(rest[1])}. The first two: {second.statement}."
     )
     dots = [
         Dot(
@@ -83,6 +93,8 @@ def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Sentence | None:
     if kept.empty:
         return None
     mine = kept[kept["label"] == kept.groupby("label", sort=False)["contestant"].nunique().idxmax()]
+    if why := compare.too_weak(mine):
+        return Sentence(f"Capacity ({mine['label'].iloc[0]}): not judged, because {why}.", "quality")
     means = mine.groupby("contestant")["left"].mean().sort_values()
     name = means.index[(len(means) - 1) // 2]
     values = mine.loc[mine["contestant"] == name, "left"].to_numpy(float)
@@ -108,8 +120,7 @@ def contests(table: pd.DataFrame) -> list[Contest]:
     finals = compare.finals(table)
     if finals.empty:
         return []
-    finals = compare.with_speeds(finals).assign(
-        expert_domain_bits=finals["load_by_domain"].map(specialisation.mean_bits, na_action="ignore"),
+    finals = specialisation.with_information(compare.with_speeds(finals)).assign(
         drop_rate=finals["drop_rate"].where(compare.has_mixed_batches(finals)),
     )
     # An entry's runs see the same bytes and have the same sizes; its networks differ in their hash.
@@ -120,9 +131,15 @@ def contests(table: pd.DataFrame) -> list[Contest]:
     for (label, causal), rows in ranks.groupby(["label", "causal"], sort=False):
         mine = finals[(finals["label"] == label) & (finals["causal"].astype(bool) == causal)]
         lines = [_line(rank, mine[mine["contestant"] == rank["contestant"]]) for rank in rows.to_dict("records")]
-        tests = family.family(family.by_seed(mine[compare.refusals(mine) == ""], compare.METRIC))
+        kept = mine[compare.refusals(mine) == ""]
+        tests = family.family(family.by_seed(kept, compare.METRIC))
         found.append(
-            Contest(training_rows.describe(finals[finals["label"] == label]), bool(causal), _power(tests), lines)
+            Contest(
+                training_rows.describe(finals[finals["label"] == label]),
+                bool(causal),
+                _power(tests, kept["contestant"].nunique()),
+                lines,
+            )
         )
     order = list(table["label"].unique())
     return sorted(found, key=lambda one: (order.index(one.title.partition(":")[0]), not one.causal))
@@ -143,11 +160,14 @@ def cautions(table: pd.DataFrame) -> list[tuple[str, str]]:
     return [*((name, rule.caution) for name, rule in ZOO.items() if rule.caution and name in there), *refused]
 
 
-def _power(tests: family.Family) -> str:
-    """What these seeds can show, in words."""
+def _power(tests: family.Family, rules: int) -> str:
+    """What these seeds can show, and how many an equivalence takes, in words."""
     if not tests.detectable > 0:
         return "no noise is known, so nothing is told apart"
-    return f"noise of a run {tests.noise:.4f} bits per byte; with a power of {family.POWER:.0%} an effect of {tests.detectable:.3f} is told apart"
+    return (
+        f"noise of a run {tests.noise:.4f} bits per byte; with a power of {family.POWER:.0%} an effect of {tests.detectable:.3f} is told apart, "
+        f"and {family.power_of_equivalence(tests.noise, rules)}"
+    )
 
 
 def _line(rank: dict[str, Any], runs: pd.DataFrame) -> dict[str, Any]:

@@ -1,0 +1,239 @@
+"""What may be said of training runs: with which numbers, from which rows, of what text; and how much information experts have of a token."""
+
+import dataclasses
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from moe_routing_bench.cli import status
+from moe_routing_bench.figures import expert_domains
+from moe_routing_bench.grid.run_spec import PACKAGES, Run
+from moe_routing_bench.quality import cleaning, compare, expert_loads, family, run_rows, specialisation, texts, train
+from moe_routing_bench.report import trained_rules
+from moe_routing_kernels.errors import UserError
+
+STUDIES = Path(__file__).parents[2] / "config/studies"
+GOOD: dict[str, Any] = {
+    "subject": "a and b",
+    "verdict": family.DIFFERENT,
+    "test": "Tukey",
+    "effect": 0.02,
+    "low": 0.01,
+    "high": 0.03,
+    "margin": 0.01,
+    "n": 5,
+}
+
+
+def test_a_statement_has_all_of_its_numbers() -> None:
+    """Test, effect, interval, margin and n stand in the sentence."""
+    said = str(family.Statement(**GOOD))
+    assert said == "a and b are different (Tukey; margin 0.01): 0.0200 (0.0100 to 0.0300) bits per byte, n = 5 seeds"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"test": ""},
+        {"effect": math.nan},
+        {"low": 0.025},
+        {"high": math.inf},
+        {"margin": 0.0},
+        {"n": 1},
+        {"verdict": family.EQUIVALENT},  # a tie read as equivalence: no test of difference shows one
+        {"test": family.TOST},
+    ],
+)
+def test_a_statement_without_one_cannot_be_made(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="statement on quality"):
+        family.Statement(**GOOD | change)
+    with pytest.raises(TypeError):
+        family.Statement(**{name: value for name, value in GOOD.items() if name not in change})
+
+
+def losses(*effects: float, seeds: int = 5, noise: float = 0.0087) -> pd.DataFrame:
+    """By seed and rule, with a part of each seed that all rules have."""
+    draw = np.random.default_rng(1)
+    own = draw.normal(0, 0.1, (seeds, 1)) + np.array(effects) + draw.normal(0, noise, (seeds, len(effects)))
+    return pd.DataFrame(own, columns=[f"r{i}" for i in range(len(effects))])
+
+
+def test_pairs_say_what_their_test_shows() -> None:
+    found = family.family(losses(1.5, 1.5001, 1.6, seeds=60))
+    said = {pair.verdict: pair.statement for pair in found.pairs}
+    assert said[family.EQUIVALENT].test == family.TOST and said[family.DIFFERENT].test == "Tukey"
+    with pytest.raises(UserError, match="statement"):
+        _ = family.family(losses(1.5, 1.6, seeds=1)).pairs[0].statement
+
+
+def test_all_pairs_hold_where_the_weakest_does() -> None:
+    """Intersection-union: the largest p, and no pair of another verdict."""
+    alike = family.Pair("a", "b", 0.001, -0.002, 0.004, 0.9, 0.01, 0.01, 5)
+    weaker = dataclasses.replace(alike, worse="c", p_equivalent=0.04)
+    apart = dataclasses.replace(alike, worse="d", effect=0.1, low=0.09, high=0.11, p=1e-6, p_equivalent=1.0)
+    assert family.all_hold([alike, weaker], family.EQUIVALENT) == (True, 0.04)
+    undecided = dataclasses.replace(weaker, p_equivalent=0.06)
+    assert family.all_hold([alike, undecided], family.EQUIVALENT) == (False, 0.06)
+    for verdict in (family.EQUIVALENT, family.DIFFERENT):
+        assert not family.all_hold([alike, apart], verdict)[0]
+    assert family.all_hold([apart], family.DIFFERENT) == (True, 1e-6)
+    assert family.all_hold([], family.EQUIVALENT) == (False, 1.0)
+
+
+def test_the_power_of_an_equivalence_is_that_of_draws() -> None:
+    """With as many seeds as are asked for, four fifths of equal pairs pass, and with half of them far fewer."""
+    needed = family.seeds_needed(0.0087, 2)
+    assert needed is not None and 10 < needed < 20
+
+    def share(seeds: int) -> float:
+        """Of 20,000 pairs of equal rules, those that TOST finds equivalent; of two rules the noise is that of their differences."""
+        differences = np.random.default_rng(5).normal(0, 0.0087 * 2**0.5, (20_000, seeds))
+        error = differences.std(axis=1, ddof=1) / seeds**0.5
+        p = stats.t.sf((family.MARGIN - np.abs(differences.mean(axis=1))) / error, seeds - 1)
+        return float((p < family.ALPHA).mean())
+
+    assert 0.74 < share(needed) < 0.88 and share(needed // 2) < 0.5
+    assert family.seeds_needed(0.0087, 9, 36) > needed and family.seeds_needed(1.0, 2) is None  # type: ignore[operator]
+
+
+def test_plan_says_how_many_seeds_an_equivalence_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    status.plan(config=[STUDIES / "b.yaml"], platform="nvidia-h200")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "shown equivalent" in line)
+    assert line.startswith("b, 3 seeds: ") and f"by {family.seeds_needed(family.NOISE, 9)} seeds for one pair" in line
+
+
+def final(router: str, seed: int, bits: float, **more: Any) -> dict[str, Any]:
+    common = dict.fromkeys(run_rows.COLUMNS) | {
+        "label": "a",
+        "config_hash": "c",
+        "purpose": "final",
+        "network": "linear",
+        "drop_policy": "position",
+        "train_mode": "joint",
+        "step": 1,
+        "causal": True,
+        "learns": True,
+        "lr": 0.1,
+        "tokens_seen": 2 * 10**7,
+        "active_params": 10**7,
+        "dim": 8,
+    }
+    return common | {"run": f"{router}{seed}", "router": router, "seed": seed, "bits_per_byte": bits} | more
+
+
+def runs(first: float = 1.5, **more: Any) -> pd.DataFrame:
+    """Five seeds of two rules, which differ by 0.1 bits."""
+    own = losses(first, first + 0.1)
+    records = [
+        final(name, seed, float(own[f"r{i}"][seed]), **more)
+        for i, name in enumerate(("softk", "base"))
+        for seed in own.index
+    ]
+    return pd.DataFrame(records, dtype=object).infer_objects()
+
+
+def test_nothing_is_said_of_models_that_are_too_weak_or_too_short() -> None:
+    """4.05 bits per byte are frequencies of bytes; nor of models that saw fewer tokens than they have active parameters."""
+    good = trained_rules.quality(compare.finals(runs()))
+    assert good is not None and "The first two: softk and base are different (Tukey; margin 0.01)" in good.text
+    weak = trained_rules.quality(compare.finals(runs(4.05)))
+    assert weak is not None and "not judged" in weak.text and "too weak to judge: 4.0" in weak.text
+    short = trained_rules.quality(compare.finals(runs(tokens_seen=10**6)))
+    assert short is not None and "too short to judge: 0.1 tokens per active parameter" in short.text
+    share = {"capacity_factors": [1.0], "drop_rate_by_factor": [0.2], "validation_batches": run_rows.MIXED}
+    dropped = trained_rules.left_over(compare.finals(runs(4.05, **share)))
+    assert dropped is not None and "not judged" in dropped.text and "%" not in dropped.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("dim", 16), ("batch", 64), ("steps", 9), ("corpus_sha256", "x"), ("validation_batches", run_rows.BY_DOMAIN)],
+)
+def test_runs_of_another_size_text_or_validation_are_another_comparison(name: str, value: Any) -> None:
+    """So E=8 and E=32 of other widths, or a validation of single domains, are never in one test."""
+    table = compare.finals(runs())
+    other = table.assign(**{name: [value if router == "base" else 8 for router in table["router"]]})
+    with pytest.raises(UserError, match=f"comparison of runs, {name}"):
+        family.by_seed(other, compare.METRIC)
+    assert family.by_seed(table, compare.METRIC).shape == (5, 2)
+
+
+def test_validation_text_that_recurs_is_counted_and_stored(tmp_path: Path) -> None:
+    """In strings of 64 bytes; where training documents end, too. Rows above the bound are not ranked."""
+    draw = np.random.default_rng(0)
+    fresh, other, known = (bytes(draw.integers(97, 123, size, dtype=np.uint8)) for size in (4000, 500, 300))
+    assert cleaning.recurring(other + known + other, [fresh, known]) == 300
+    assert cleaning.recurring(other + known[:63], [known]) == 0 == cleaning.recurring(b"short", [known])
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(12):
+        (folder / f"{number:02}").write_bytes(bytes(draw.integers(97, 101, 300, dtype=np.uint8)) + known)
+    run = Run(corpora={str(folder): None}, experts=4, dim=16, heads=2, layers=1, expert_hidden=16, sequence=32, batch=4)
+    run = dataclasses.replace(run, steps=2, warmup=1, altered=False)
+    train.train(run, tmp_path / "run.parquet", "cpu")
+    stored = run_rows.last(tmp_path / "run.parquet")
+    assert stored["recurring_share"] == pytest.approx(0.5, abs=0.01)
+    table = compare.finals(runs())
+    share = [0.5 if router == "base" else 0.001 for router in table["router"]]
+    refused = compare.refusals(table.assign(recurring_share=share))
+    assert set(refused[table["router"] == "base"]) == {compare.RECURS} and set(refused[table["router"] == "softk"]) == {
+        ""
+    }
+    assert (compare.refusals(table) == "").all(), "of older rows it is not known"
+
+
+def test_a_share_is_known_where_every_domain_was_counted() -> None:
+    one = texts.Corpus("a", np.zeros(9, np.uint8), np.zeros(100, np.uint8), "", texts.PLAIN, 10)
+    assert texts.recurring_share([one, dataclasses.replace(one, recurring=0)]) == pytest.approx(0.05)
+    assert texts.recurring_share([one, dataclasses.replace(one, recurring=None)]) is None
+    assert PACKAGES in train.Run(corpora={PACKAGES: None}).corpora
+
+
+def test_information_on_the_device_is_that_of_stored_counts() -> None:
+    """With the same correction: of independent choices nothing is left."""
+    draw = np.random.default_rng(0)
+    counts = draw.integers(0, 50, (256, 8)).astype(float)
+    found = expert_loads.information(torch.from_numpy(counts))
+    assert found == pytest.approx(specialisation.mutual_information(counts), abs=1e-12)
+    shares = np.full((64, 8), 1 / 512).ravel()
+    alone = [
+        expert_loads.information(torch.from_numpy(draw.multinomial(4000, shares).reshape(64, 8) * 1.0))
+        for _ in range(200)
+    ]
+    assert abs(np.mean(alone)) < 0.01 < 63 * 7 / (2 * 4000 * math.log(2))
+    assert math.isnan(expert_loads.information(torch.zeros(3, 2)))
+
+
+def test_runs_store_what_experts_know_of_the_token(shared_text: str, tmp_path: Path) -> None:
+    """A hash of the token tells all that experts can tell; the domain, of which there is one, nothing. The figure and the table show it."""
+    run = Run(
+        router="hash_random",
+        top_k=1,
+        experts=4,
+        dim=16,
+        heads=2,
+        layers=2,
+        expert_hidden=16,
+        corpora={shared_text: None},
+    )
+    run = dataclasses.replace(run, sequence=32, batch=4, steps=2, warmup=1, altered=False)
+    rows = train.train(run, tmp_path / "run.parquet", "cpu")
+    table = run_rows.read(tmp_path / "run.parquet").to_pandas()
+    load = np.array([list(one) for one in rows[-1]["load_by_domain"][0]]).sum(0)
+    assert rows[-1]["token_bits_by_layer"][0] == pytest.approx(specialisation.entropy(load), abs=0.02)
+    found = specialisation.with_information(compare.finals(table)).iloc[-1]
+    assert found["expert_domain_bits"] == pytest.approx(0, abs=1e-9) and found["choices"] == 1000
+    assert found["expert_domain_bits"] <= found["expert_class_bits"] <= found["expert_token_bits"] + 1e-9
+    chart = expert_domains.expert_information(table)
+    assert list(chart.marks["x"]) == pytest.approx([found[name] for name in specialisation.INFORMATION])
+    assert chart.shared and "1,000 choices a layer" in chart.note and "1,000 choices" in chart.marks["says"].iloc[0]
+    (line,) = trained_rules.contests(table)[0].rows
+    headings = [heading for _, heading, *_ in trained_rules.COLUMNS]
+    assert line["values"][headings.index("n")] == "1,000"
+    assert line["values"][headings.index("expert–token bits")] == f"{found['expert_token_bits']:z.3f}"
