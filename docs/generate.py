@@ -8,6 +8,7 @@ differs from what this program would write.
 import ast
 import contextlib
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -150,8 +151,9 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
 }
 
 
-def written() -> Iterator[tuple[Path, str]]:
-    """Every page with blocks or computed figures, and what it should hold; `SystemExit` for a mark without an end or an unknown name."""
+def written(*some: str) -> Iterator[tuple[Path, str]]:
+    """Every page with blocks or computed figures, and what it should hold, with `some` in these blocks alone; `SystemExit` for a mark without an
+    end or an unknown name."""
     for page in PAGES:
         text = page.read_text()
         names = [name for _, name, _ in BLOCK.findall(text)]
@@ -161,17 +163,25 @@ def written() -> Iterator[tuple[Path, str]]:
         if not set(marks) <= set(computed.COMPUTED):
             raise SystemExit(f"{page}: a figure with another name than {', '.join(computed.COMPUTED)}")
         if names or marks:
-            made = BLOCK.sub(lambda found: found[1] + BLOCKS[found[2]]() + found[3], text)
-            yield page, COMPUTED.sub(lambda found: f"{computed.COMPUTED[found[2]]()}<!--={found[2]}-->", made)
+            chosen = set(some or names)
+            made = BLOCK.sub(
+                lambda found, chosen=chosen: (
+                    found[1] + BLOCKS[found[2]]() + found[3] if found[2] in chosen else found[0]
+                ),
+                text,
+            )
+            if not some:
+                made = COMPUTED.sub(lambda found: f"{computed.COMPUTED[found[2]]()}<!--={found[2]}-->", made)
+            yield page, made
 
 
-def main() -> None:
-    """Rewrite the pages whose blocks are out of date, and print their names."""
-    for page, text in written():
+def main(*some: str) -> None:
+    """Rewrite the pages whose blocks are out of date, or `some` of the blocks, and print the names of the pages."""
+    for page, text in written(*some):
         if text != page.read_text():
             page.write_text(text)
             print(page.relative_to(ROOT))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

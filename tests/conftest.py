@@ -43,10 +43,14 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return ("mark.slow" not in text if lane == "slow" else bool(WHOLE_FILE.search(text))) or None
 
 
+LONGEST = ("workflow", "recipes")  # folders of files whose tests share a fixture that runs for a minute or more
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests first: of several workers none then has a slow file left when the others are done."""
+    """Files with slow tests first, those that take minutes before all: of several workers none then has a slow file left when the others
+    are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    items.sort(key=lambda item: (item.path.parent.name not in LONGEST, item.path not in slow))
     for item in items:
         if mark := item.get_closest_marker("fault"):
             kind, count = (*mark.args, 1)[:2]

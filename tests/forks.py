@@ -50,7 +50,12 @@ with open(sys.argv[0]) as file:
     exec(compile(file.read(), sys.argv[0], "exec"), {{"__name__": "__main__", "__file__": sys.argv[0]}})
 """
 SIGN_SECONDS = 60  # after which a worker says that it is alive
-COLLECTED = ("matplotlib.pyplot", "transformers", "cutlass.cute", "torch._dynamo.testing")  # what our tests import
+COLLECTED = (
+    "matplotlib.pyplot",
+    "transformers.models",
+    "cutlass.cute",
+    "torch._dynamo.testing",
+)  # what our tests import
 SOCKET = "forks.sock"
 SHARED = "MOE_ROUTING_BENCH_TEST_PROGRAMS"  # the variable that names the folder to workers of pytest
 

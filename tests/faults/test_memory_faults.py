@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -82,8 +83,10 @@ def test_a_worker_that_cannot_start_for_memory_is_one_line(mebibytes, tmp_path) 
         text=True,
         timeout=100,
     )
-    line = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and line.startswith("error: memory: got 'the worker ") and len(line) < 500
+    (line,) = re.findall(
+        "error: memory: got 'the worker .*", done.stderr
+    )  # a worker without memory may end within a line
+    assert done.returncode == 2 and len(line) < 500
     assert "before anything was measured" in line and not list(tmp_path.iterdir())
 
 

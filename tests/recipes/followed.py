@@ -19,7 +19,9 @@ RECIPES = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs/exte
 BLOCK = re.compile(
     r"(?:^ *File: `(?P<path>[^`]+)`\n\n)?^(?P<indent> *)```(?P<kind>\w+)\n(?P<text>.*?)^ *```$", re.M | re.S
 )
-GENERATORS = (("-m", "moe_routing_bench.config.sections"), ("docs/generate.py",))  # of files that follow from sources
+# What writes files and blocks of documents that follow from tables; the other blocks follow from stored rows.
+BLOCKS = ("axes", "cells", "columns", "format-bars", "packages", "rules")
+GENERATORS = (("-m", "moe_routing_bench.config.sections"), ("docs/generate.py", *BLOCKS))
 
 
 def blocks(recipe: str) -> Iterator[re.Match[str]]:
@@ -47,6 +49,11 @@ def _patched(old: str, difference: str) -> str:
     return ("\n" + old).replace("\n" + before, "\n" + after)[1:]
 
 
+def _compiled(source: Path) -> Iterator[Path]:
+    """What Python and pytest have made of a source, which counts in a copy that has the time of the source, too."""
+    return (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc") if source.suffix == ".py" else iter(())
+
+
 def tree(folder: Path) -> None:
     """Make a copy of the repository in a new folder, with the files and differences of all recipes, and commit it."""
 
@@ -56,8 +63,9 @@ def tree(folder: Path) -> None:
 
     for name in git("ls-files", "-co", "--exclude-standard", "-z", cwd=ROOT).split("\0"):
         if (ROOT / name).is_file() and not name.startswith("results/"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            for one in (ROOT / name, *_compiled(ROOT / name)):
+                (folder / one.relative_to(ROOT)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(one, folder / one.relative_to(ROOT))
     for name in (".venv", "results"):
         if (ROOT / name).exists():
             (folder / name).symlink_to(ROOT / name)

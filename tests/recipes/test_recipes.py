@@ -1,6 +1,5 @@
 """Every recipe of docs/extending.md, followed to the letter in a copy of the repository, and its result used for real."""
 
-import ast
 import importlib
 import re
 import shutil
@@ -9,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import noticing
 import pyarrow as pa
 import pytest
 from followed import RECIPES, ROOT, blocks, environment, tree, write
@@ -19,17 +19,6 @@ from moe_routing_bench.store.parquet import write_table
 
 pytestmark = pytest.mark.slow
 
-# The tables and the file that recipes add to.
-TABLES = {"AXES", "BENCHES", "COLUMNS", "FIGURES", "FORMATS", "MODELS", "ROUTERS", "WEIGHTS", "ZOO"}
-PRESETS = "models.yaml"
-OTHER_TABLES = {
-    "adaptation_rows",
-    "cute_gemm",
-    "evaluate",
-    "layer_bars",
-    "run_rows",
-    "runs",
-}  # modules whose tables have the same names
 ELSEWHERE = ("gpu", "recipes", "timing", "workflow")
 
 
@@ -161,48 +150,47 @@ def test_preset(copy: Copy) -> None:
     assert "0 of 2 cells measured" in copy.follow(RECIPES["Add a model preset"])
 
 
-def goes_through(text: str) -> bool:
-    """Whether a test file goes through a table of the package, or reads the presets: one that looks up a known entry notices no other."""
-    nodes = list(ast.walk(ast.parse(text)))
-    imports = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-    ours = [node for node in imports if (node.module or "").startswith(("moe_routing_", "test_"))]
-    imported = {alias.name for node in ours for alias in node.names}
-    looked_up = {id(node.value) for node in nodes if isinstance(node, ast.Subscript)}
-
-    def whole(node: ast.AST) -> bool:
-        if isinstance(node, ast.Constant):
-            return isinstance(node.value, str) and PRESETS in node.value
-        if id(node) in looked_up:
-            return False
-        if isinstance(node, ast.Attribute):
-            return node.attr in TABLES and ast.unparse(node.value) not in OTHER_TABLES
-        return isinstance(node, ast.Name) and node.id in TABLES & imported
-
-    return any(map(whole, nodes))
-
-
 @pytest.mark.parametrize(
-    ("line", "whole"),
+    ("body", "noticed"),
     [
-        ("for name in BENCHES: pass", True),
-        ("names = [*registry.BENCHES]", True),
-        ("bench = BENCHES['pack']", False),
-        ("rows = runs.COLUMNS", False),
-        ("models = load('config/models.yaml')", True),
+        ("def test_it():\n    for name in BENCHES: pass", True),
+        ("def test_it():\n    names = [*registry.BENCHES]", True),
+        ("def test_it():\n    bench = BENCHES['pack']", False),
+        ("def test_it():\n    rows = runs.COLUMNS", False),
+        ("def test_it():\n    models = load('config/models.yaml')", True),
+        ("def every(): return [*BENCHES]\ndef test_it():\n    every()", True),
+        ("NAMES = [*BENCHES]\n@pytest.mark.parametrize('name', NAMES)\ndef test_it(name): pass", True),
+        ("@pytest.fixture\ndef names(): return [*BENCHES]\ndef test_it(names): pass", True),
+        (
+            "@pytest.fixture\ndef names(): return [*BENCHES]\n@pytest.mark.usefixtures('names')\ndef test_it(): pass",
+            True,
+        ),
+        ("@pytest.fixture(autouse=True)\ndef names(): return [*BENCHES]\ndef test_it(): pass", True),
+        ("for name in BENCHES: print(name)\ndef test_it(): pass", True),
+        ("pytestmark = pytest.mark.parametrize('name', BENCHES)\ndef test_it(): pass", True),
+        ("class TestIt:\n    def test_it(self):\n        assert list(BENCHES)", True),
+        ("def test_another():\n    assert list(BENCHES)\ndef test_it(): pass", False),
+        ("def test_it(shared): pass\ndef test_another():\n    list(BENCHES)", True),
+        ("def test_it(quiet): pass\ndef test_another():\n    list(BENCHES)", False),
     ],
 )
-def test_files_that_notice_a_new_entry_are_known(line: str, whole: bool) -> None:
+def test_tests_that_notice_a_new_entry_are_known(body: str, noticed: bool, tmp_path: Path) -> None:
     """A table of the test's own is none of the package."""
-    assert goes_through(f"from moe_routing_bench.benches.registry import BENCHES\n{line}") == whole
-    assert not goes_through("BENCHES = {}\nfor name in BENCHES: pass")
+    path, known = tmp_path / "test_one.py", "from moe_routing_bench.benches.registry import BENCHES\n"
+    fixtures = "@pytest.fixture\ndef shared(): return [*BENCHES]\n@pytest.fixture\ndef quiet(): return 1\n"
+    path.with_name("conftest.py").write_text(known + fixtures)
+    path.write_text(f"{known}{body}")
+    assert any(one.rpartition("::")[2].lower() in ("test_it", "testit") for one in noticing.tests(path)) == noticed
+    path.write_text("BENCHES = {}\ndef test_it():\n    for name in BENCHES: pass")
+    assert not noticing.tests(path)
 
 
 def test_no_recipe_turns_a_test_red(tmp_path: Path) -> None:
-    """All recipes together, then every test file of the fast lane that could notice. `make recipes` runs the whole lane."""
+    """All recipes together, then every test of the fast lane that could notice. `make recipes` runs the whole lane."""
     tree(tmp_path)
     files = [path for path in (tmp_path / "tests").glob("*/test_*.py") if path.parent.name not in ELSEWHERE]
-    noticing = sorted(str(path) for path in files if goes_through(path.read_text()))
-    assert len(noticing) > 50
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "4", "-m", "not slow", *noticing]
+    tests = [test for path in sorted(files) for test in noticing.tests(path)]
+    assert len(tests) > 200
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow", *tests]
     done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.config import huggingface, presets
+from moe_routing_bench.config.load import parse_yaml
 from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-MODELS = yaml.safe_load((ROOT / "config/models.yaml").read_text())
+MODELS = parse_yaml((ROOT / "config/models.yaml").read_text())
 NOT_OF_A_CONFIG = ("note", "source")
 
 
