@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from example_package import EXAMPLE, bench, install
+from example_package import EXAMPLE, bench, install, measured
 
 SIZES = ("--tokens", "64", "--hidden", "64", "--max-seconds", "0.1", "--min-blocks", "3")
 OWN = """
@@ -31,8 +31,7 @@ def test_an_installed_package_is_listed_checked_and_measured(site, tmp_path):
     """Beside our own, without being asked for; rows say the declaration, the version and the code."""
     assert "own_bmm (own_kernel:COMBINE)" in bench(tmp_path, "list", "--platform", "cpu", path=site).stdout
     assert "own_kernel:COMBINE: own_bmm of combine, 0.1.0" in bench(tmp_path, "doctor", path=site, check=False).stdout
-    asked = ("measure", "combine", *SIZES, "--implementations", "torch,own_bmm", "--json")
-    torch, own = json.loads(bench(tmp_path, *asked, path=site).stdout)
+    torch, own = measured(tmp_path, "combine", *SIZES, "--implementations", "torch,own_bmm", path=site)
     assert torch["status"] == own["status"] == "ok" and own["best_other"] == "torch" and own["rel_l2_error"] < 1e-2
     assert (own["plugin"], own["implementation_version"]) == ("own_kernel:COMBINE", "0.1.0") and "plugin" not in torch
     assert (
@@ -43,8 +42,8 @@ def test_an_installed_package_is_listed_checked_and_measured(site, tmp_path):
 
 @pytest.mark.slow
 def test_a_layer_has_the_kernel_as_a_part(site, tmp_path):
-    asked = ("measure", "layer", *SIZES, "--intermediate", "32", "--implementations", "torch_grouped_mm,own_layer")
-    rows = json.loads(bench(tmp_path, *asked, "--json", path=site).stdout)
+    asked = ("layer", *SIZES, "--intermediate", "32", "--implementations", "torch_grouped_mm,own_layer")
+    rows = measured(tmp_path, *asked, path=site)
     assert [(row["status"], row["isolated"]) for row in rows] == [("ok", False), ("ok", True)]
     assert [name for name, _ in rows[0]["stage_us"]] == ["router", "permute", "pack", "experts", "combine"]
     assert "stage_us" not in rows[1], "its process would have to be believed"
@@ -52,8 +51,8 @@ def test_a_layer_has_the_kernel_as_a_part(site, tmp_path):
 
 def test_a_package_of_the_working_directory_is_measured(tmp_path):
     shutil.copytree(EXAMPLE / "own_kernel", tmp_path / "own_kernel")
-    asked = ("measure", "combine", *SIZES, "--implementations", "own_bmm", "--plugin", "own_kernel:COMBINE", "--json")
-    (row,) = json.loads(bench(tmp_path, *asked).stdout)
+    asked = ("combine", *SIZES, "--implementations", "own_bmm", "--plugin", "own_kernel:COMBINE")
+    (row,) = measured(tmp_path, *asked)
     assert row["status"] == "ok" and row["plugin"] == "own_kernel:COMBINE" and row["implementation_version"] is None
 
 
