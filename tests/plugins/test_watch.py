@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import forks
 from example_package import EXAMPLE
 from moe_routing_bench.benches.registry import BENCHES, benches_of
 from moe_routing_bench.cli.rounds import Sources
@@ -23,6 +24,8 @@ pytestmark = pytest.mark.slow
 
 OPTIONS = ("--plugin", "own_kernel:COMBINE", "--implementations", "own_bmm", "--against", "torch")
 SIZES = ("--tokens", "64", "--hidden", "64", "--max-seconds", "0.1", "--min-blocks", "3")
+# Its warm server is a fork; it is none itself, which Ctrl-C would end without its last words.
+START = "import sys; sys.executable = {python!r}; from moe_routing_bench.cli.main import main; main()"
 
 
 class Watching:
@@ -33,11 +36,12 @@ class Watching:
         shutil.copytree(EXAMPLE / "own_kernel", folder / "own_kernel")
         self.kernel, self._out = folder / "own_kernel/bmm_combine.py", folder / "out"
         environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "MOE_ROUTING_BENCH_DEVICE": "cpu"}
+        program = START.format(python=str(forks.programs() / "python"))
         command = [
             sys.executable,
             "-P",
-            "-m",
-            "moe_routing_bench.cli",
+            "-c",
+            program,
             "watch",
             "combine",
             *OPTIONS,
