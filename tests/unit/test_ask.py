@@ -66,7 +66,6 @@ def test_ours_is_compared_with_the_fastest_of_other_packages():
         ({"model": "deepseek-v3", "ranks": 8}, "no published row"),
         ({"model": "deepseek-v3", "ep": 8}, "ep none, not 8"),
         ({"model": "qwen3-30b-a3b", "platform": "nvidia-b200"}, "no published rows of nvidia-b200"),
-        ({"model": "nemotron-3-super-120b"}, "latent"),
         ({"bench": "training", "model": "qwen3-30b-a3b", "dtype": "fp16"}, "dtype bf16, not fp16"),
     ],
 )
@@ -77,6 +76,25 @@ def test_refused_with_what_is_missing_and_how_to_measure_it(axes, missing):
     assert answer["command"].startswith("moe-routing-bench measure ")
     text = "\n".join(lines(answer))
     assert answer["command"] in text and answer["needs"] in text and " µs" not in text
+
+
+@pytest.mark.parametrize(
+    ("axes", "needs"),
+    [
+        ({"model": "nemotron-3-super-120b"}, "a bench of such layers"),
+        ({"model": "qwen3-30b-a3b", "phase": "training", "weights": "fp8"}, "`training` that takes weights"),
+    ],
+)
+def test_what_no_command_measures_has_none(axes, needs):
+    answer = ask(**axes)
+    assert answer["kind"] == "refused" and answer["command"] is None and needs in answer["needs"]
+    assert "moe-routing-bench" not in "\n".join(lines(answer))
+
+
+def test_a_changed_model_is_measured_by_its_sizes():
+    """`measure` takes a model or sizes, not both."""
+    command = ask("qwen3-30b-a3b", bench="layer", top_k=1, tokens=64)["command"]
+    assert "--model" not in command and "--top-k 1" in command and "--experts 128" in command
 
 
 def test_beyond_two_octaves_no_cell_answers():

@@ -65,7 +65,7 @@ def over_formats(cell: Cell, cells: Sequence[Cell], runs: Sequence[str]) -> Iter
         return
     best: dict[tuple[Any, Any], Cell] = {}
     for one in alike(cell, cells, "weights", "packed", "phase"):
-        key = one.axes["weights"], one.axes["packed"]
+        key = one.axes["weights"], one.axes.get("packed")
         if one.timed and (key not in best or one.timed[0]["median_us"] < best[key].timed[0]["median_us"]):
             best[key] = one
     for (weights, packed), one in sorted(best.items(), key=lambda item: item[1].timed[0]["median_us"]):

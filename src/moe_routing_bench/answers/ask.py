@@ -39,14 +39,11 @@ def ask(
     about |= {"implementations": list(implementations)} if implementations else {}
     published = stored.runs()
     if platform not in published:
-        return _refused(
-            about,
-            question,
-            f"no published rows of {platform}",
-            f"that device; rows there are of {', '.join(published)}",
-        )
+        there = ", ".join(published)
+        return _refused(about, question, [f"no published rows of {platform}, but of {there}"], platform)
     if question.unsupported:
-        return _refused(about, question, f"{model}: {question.unsupported}", "a bench of such layers")
+        why = [f"{model}: {question.unsupported}"]
+        return _refused(about, question, why, "a bench of such layers", command=None)
     known = stored.cells(published[platform], question.benches)
     best: list[tuple[str, list[Found]]] = []
     for name in question.benches:
@@ -73,31 +70,36 @@ def _lacking(cell: Cell, question: Question) -> list[str]:
     return [part for part in question.implementations if not any(part.lower() in name for name in names)]
 
 
-def _refused(about: Answer, question: Question, missing: str | list[str], needs: str, **more: Any) -> Answer:
+def _refused(about: Answer, question: Question, missing: list[str], needs: str, **more: Any) -> Answer:
+    """A refusal; its command is None where no command measures what is asked for."""
     bench = question.benches[0]
+    run = command.asked(bench, question.to_measure(bench))
     return {
         "kind": REFUSED,
         "question": about,
-        "missing": [missing] if isinstance(missing, str) else missing,
+        "missing": missing,
         "needs": needs,
-        "command": command.asked(bench, question.to_measure(bench)),
+        "command": run,
         "nearest": None,
         **more,
     }
 
 
-def _nothing_near(about: Answer, question: Question, best: list[tuple[str, list[Found]]], runs: list[str]) -> Answer:
-    """A refusal: of each bench what its nearest cell differs in."""
+def _nothing_near(
+    about: Answer, question: Question, best: list[tuple[str, list[Found]]], runs: Sequence[str]
+) -> Answer:
+    """A refusal: in what the nearest cell of each bench differs, and what would be needed."""
     missing = [_missing(name, found[0] if found else None, question) for name, found in best]
-    found = best[0][1]
-    needs = f"{'one' if not question.given.get('ranks') else question.given['ranks']} x {about['platform']}"
-    more: Answer = {}
-    if asked_format := _quantised(question):
-        more["can_run"] = sorted(
-            {row["implementation"] for row in stored.accuracy(tuple(runs)) if row["weights"] in asked_format}
-        )
-    answer = _refused(about, question, missing, needs, **more)
-    return answer | {"nearest": _place(found[0]) if found else None}
+    name, found = best[0]
+    place = _place(found[0]) if found else None
+    if unread := question.unread(name):
+        needs = f"a bench `{name}` that takes {', '.join(unread)}"
+        return _refused(about, question, missing, needs, nearest=place, command=None)
+    kinds = nearest.formats_of(question.given["weights"]) if "weights" in question.given else ()
+    rows = [row for row in stored.accuracy(tuple(runs)) if row["weights"] in set(kinds) & set(WEIGHTS)]
+    able = sorted({row["implementation"] for row in rows})
+    needs = f"{question.given.get('ranks', 1)} x {about['platform']}"
+    return _refused(about, question, missing, needs, nearest=place, able=able)
 
 
 def _missing(bench: str, found: Found | None, question: Question) -> str:
@@ -193,11 +195,6 @@ def _pair(row: Row, other: Row) -> Answer:
         "paired": one.paired,
         "text": one.text,
     }
-
-
-def _quantised(question: Question) -> tuple[str, ...]:
-    asked_format = question.given.get("weights")
-    return tuple(name for name in nearest.formats_of(asked_format) if name in WEIGHTS) if asked_format else ()
 
 
 def _provenance(cell: Cell, row: Row) -> Answer:

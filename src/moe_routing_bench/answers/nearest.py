@@ -1,7 +1,7 @@
 """Which measured cell is nearest to a question. Nothing is interpolated.
 
-Sizes are apart by octaves (doublings), skews by units, and another routing rule or activation counts as an octave. Formats, phase, ranks,
-capacity limit and trace must match. Beyond `FAR` octaves altogether a cell does not answer.
+Sizes are apart by octaves (doublings), skews by units, and another routing rule or activation counts as an octave, except where the rule is
+most of the work. Formats, phase, ranks, capacity limit and trace must match. Beyond `FAR` octaves altogether a cell does not answer.
 """
 
 import math
@@ -16,6 +16,7 @@ from moe_routing_kernels.formats import weights
 FAR = 2.0
 RULE = 1.0  # octaves that another routing rule or activation counts for
 _RULES = ("router", "activation")
+_GATING = ("gate", "router")  # benches that are mostly their routing rule
 FAMILIES = ("int8", "int4", "int2", "fp8")  # of weight formats; `fp8` are those of 8-bit floats
 
 
@@ -44,27 +45,41 @@ def _start(name: str) -> str:
     return name.partition("_")[0] + "_"
 
 
+def rules(bench: str) -> tuple[str, ...]:
+    """The axes of names that count as an octave in a bench; all others must match."""
+    return () if bench in _GATING else _RULES
+
+
 def gaps(cell: Cell, question: Mapping[str, Any]) -> list[Gap]:
     """The axes in which a cell differs from a question, which leaves out those that may have any value."""
     found = []
     for name, asked in question.items():
-        if name in cell.axes:
-            octaves = distance(name, asked, cell.axes[name])
+        measured = _held(cell, name)
+        if name in cell.axes or measured is not None or (asked is not None and _of_ranks(name)):
+            octaves = distance(name, asked, measured, cell.bench)
             if octaves:
-                found.append(Gap(name, asked, cell.axes[name], octaves))
-        elif asked is not None and (AXES[name].sparse or name == "ranks"):  # a bench that does not read it
-            found.append(Gap(name, asked, None, math.inf))
+                found.append(Gap(name, asked, measured, octaves))
     return found
 
 
-def distance(name: str, asked: Any, measured: Any) -> float:
-    """How far apart two values of an axis are."""
+def _held(cell: Cell, name: str) -> Any:
+    """What a cell has of an axis. Experts of a bench that does not read the format of weights have that of its activations."""
+    plain = name == "weights" and name not in cell.axes and "intermediate" in cell.axes
+    return cell.axes.get("dtype" if plain else name)
+
+
+def _of_ranks(name: str) -> bool:
+    return AXES[name].sparse or name == "ranks"
+
+
+def distance(name: str, asked: Any, measured: Any, bench: str) -> float:
+    """How far apart two values of an axis are in a bench."""
     if asked == measured or (name == "weights" and measured in formats_of(str(asked))):
         return 0.0
     axis = AXES[name]
-    if name in _RULES:
+    if name in rules(bench):
         return RULE
-    if asked is None or measured is None or axis.kind is str or axis.sparse or name == "ranks":
+    if asked is None or measured is None or axis.kind is str or _of_ranks(name):
         return math.inf
     if axis.least == 0:
         return abs(measured - asked)

@@ -8,7 +8,7 @@ from typing import Any
 from moe_routing_bench.answers.nearest import FAMILIES, formats_of
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes, presets
-from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_kernels.errors import UserError, bad, near, pick
@@ -38,13 +38,25 @@ class Question:
         """The values that a cell of a bench is compared with."""
         return dict(self.values) | ({"model": self.model} if bench == _WHOLE and self.model else {})
 
+    def unread(self, bench: str) -> list[str]:
+        """The formats and ranks that the user gave and a bench does not read."""
+        names = [name for name in self.given if AXES[name].part == "format" or AXES[name].sparse or name == "ranks"]
+        return [name for name in names if name not in _read(bench)]
+
     def to_measure(self, bench: str) -> dict[str, Any]:
-        """The values of axes of the cell that would answer, as `measure` takes them."""
-        read = {axis.name for axis in axes.of(BENCHES[bench].axes)}
-        asked = dict(self.given) | ({"model": self.model} if self.model else {})
-        if "weights" in asked:
-            asked["weights"] = formats_of(asked["weights"])[0]
-        return {name: value for name, value in asked.items() if name in read or name == "model"}
+        """The values of axes of the cell that would answer, as `measure` takes them: sizes in place of a model that is altered."""
+        found = dict(self.given)
+        if self.model and not set(PRESET) & set(self.given):
+            found["model"] = self.model
+        elif self.model:
+            found = {name: self.values[name] for name in PRESET if name in self.values} | found
+        if "weights" in found:
+            found["weights"] = formats_of(found["weights"])[0]
+        return {name: value for name, value in found.items() if name in _read(bench) or name == "model"}
+
+
+def _read(bench: str) -> set[str]:
+    return {axis.name for axis in axes.of(BENCHES[bench].axes)}
 
 
 def asked(
@@ -61,8 +73,9 @@ def asked(
     if training:
         del given["phase"]
     chosen = _benches(bench, given, training)
-    read = {axis.name for name in chosen for axis in axes.of(BENCHES[name].axes)}
-    ignored = [name for name in given if name not in read and not AXES[name].sparse and name != "ranks"]
+    read = set().union(*map(_read, chosen))
+    formats = ("weights",) if "intermediate" in read else ()  # experts that do not read it have weights of their dtype
+    ignored = [name for name in given if name not in (*read, *formats, "ranks") and not AXES[name].sparse]
     values = {"dtype": AXES["dtype"].default, "skew": 0.0, "capacity_factor": None, "trace": None}
     values |= {name: None for name, axis in AXES.items() if axis.sparse} | sizes
     values |= given

@@ -21,10 +21,13 @@ def _refused(answer: Answer) -> Iterator[str]:
     yield f"Not measured: {'. '.join(answer['missing'])}."
     if answer["nearest"]:
         yield f"A cell more than {FAR:g} octaves away, or of another format or phase, does not answer."
-    if answer.get("can_run"):
-        yield f"Implementations of this repository with such weights: {', '.join(answer['can_run'])}."
-    yield f"Needed: {answer['needs']}, and"
-    yield f"  {answer['command']}"
+    if answer.get("able"):
+        yield f"Implementations of this repository with such weights: {', '.join(answer['able'])}."
+    if answer["command"] is None:
+        yield f"Needed: {answer['needs']}; no command measures it yet."
+    else:
+        yield f"Needed: {answer['needs']}, and"
+        yield f"  {answer['command']}"
 
 
 def _measured(answer: Answer) -> Iterator[str]:

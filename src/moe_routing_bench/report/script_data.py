@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from moe_routing_bench.answers import nearest
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES, PRESET, Axis
@@ -84,7 +85,7 @@ def _value(value: Any) -> Any:
 def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """What the page's script on questions reads, fit for JSON. Axes of ranks are asked for where a row has a value.
 
-    `axes` in the order of the form, `reads` the axes of each bench, `measured` the benches with rows, and of each of the
+    `axes` in the order of the form, `rule` how far apart names are (`answers.nearest`), `reads` the axes of each bench, `measured` the benches with rows, and of each of the
     `models` what its preset sets.
     """
     absent = [axis.name for axis in AXES.values() if axis.sparse and not axis.shared and frame[axis.name].isna().all()]
@@ -95,6 +96,7 @@ def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]]) -> d
             name: [one.name for one in axes.of(bench.axes) if one.name != "model" or name in _WHOLE]
             for name, bench in BENCHES.items()
         },
+        "rule": {"far": nearest.FAR, "octaves": nearest.RULE, "of": {name: nearest.rules(name) for name in BENCHES}},
         "measured": [name for name in BENCHES if name in set(frame["bench"])],
         "models": {name: {key: sizes[key] for key in PRESET} for name, sizes in models.items()},
     }

