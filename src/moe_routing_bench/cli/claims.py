@@ -40,7 +40,9 @@ def claims(
     if measure:
         _measure(verdict.claim for verdict in held(platform, chosen, rows) if verdict.why == "not measured")
     if not rows and not any(paths.claim_files(platform)):
-        raise bad("rows", f"none of {platform}", "measured cells", "run `snakemake` first, or add --measure")
+        there = sorted(path.parent.name for path in paths.results("").glob("*/measurements.parquet"))
+        allowed = f"a folder of results: {', '.join(there)}" if there else "measured cells"
+        raise bad("rows", f"none of {platform}", allowed, "run `snakemake` first, or add --measure")
     verdicts = held(platform, chosen, rows)
     others, own = ([verdict for verdict in verdicts if verdict.claim.own is ours] for ours in (False, True))
     for kind, some in (("claims", others), ("figures of our own", own)):

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from moe_routing_bench.cli import options
 from moe_routing_bench.cli.printing import show
-from moe_routing_bench.quantities import counts
+from moe_routing_bench.quantities import count, counts
 from moe_routing_bench.store import paths, records
 from moe_routing_kernels.errors import bad, one_line
 
@@ -47,6 +47,10 @@ def compare(
     changed = comparison.changed()
     show(_printed(changed[changed["verdict"] != "same"].head(most), f"{before} -> {after}"))
     print(f"{len(comparison.rows)} rows: {counts(comparison.rows['verdict'].tolist())}")
+    if repeated := comparison.repeated():
+        print(
+            f"{count(repeated, 'row')} {'was' if repeated == 1 else 'were'} not measured again: both runs have the same samples"
+        )
     if html:
         importlib.import_module("moe_routing_bench.report.run_pages").write_changes(
             comparison, (_lasting(before), _lasting(after)), html

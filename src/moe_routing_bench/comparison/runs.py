@@ -49,7 +49,7 @@ LOST, GAINED, ONLY_BEFORE, ONLY_AFTER = "no longer ok", "ok now", "only before",
 @dataclass(frozen=True)
 class Comparison:
     """`rows`: one per cell and implementation of either run, with `before_us`, `after_us`, `ratio` (before over after: above 1 is
-    faster now) and its interval, `floor` and `verdict`. `marks`: what differs between the runs besides the code. `across`: what
+    faster now) and its interval, `floor`, `verdict` and `repeated`, whether both runs have the very same measurement. `marks`: what differs between the runs besides the code. `across`: what
     they timed are devices of different kinds."""
 
     rows: pd.DataFrame
@@ -59,6 +59,10 @@ class Comparison:
     def counts(self) -> dict[str, int]:
         """How many rows have each verdict, the most frequent first."""
         return {str(name): int(n) for name, n in self.rows["verdict"].value_counts().items()}
+
+    def repeated(self) -> int:
+        """How many rows were not measured again: both runs have the same block medians."""
+        return int((self.rows["repeated"] == True).sum())  # noqa: E712
 
     def changed(self) -> pd.DataFrame:
         """All rows, those whose ratio is farthest from 1 first and those without one last."""
@@ -147,9 +151,10 @@ def _row(one: dict, drifts: bool) -> dict[str, object]:
     }
     ratio = unpaired_ratio(blocks["before"], blocks["after"], (turns["before"], turns["after"]))
     floor = max(one["floor_before"], one["floor_after"], _drift(one) if drifts else 0.0)
-    return (
-        found | dict(zip(("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p"), ratio, strict=True)) | {"floor": floor}
-    )
+    found |= dict(zip(("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p"), ratio, strict=True)) | {"floor": floor}
+    if len(blocks["before"]) > 1 and np.array_equal(blocks["before"], blocks["after"]):  # a row is the same as itself
+        found |= {"verdict": verdicts.SAME, "repeated": True}
+    return found
 
 
 def _blocks(one: dict, side: str) -> Sequence[float]:
@@ -167,7 +172,7 @@ def _drift(one: dict) -> float:
 
 def _judged(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with a verdict each, and their keys as columns; without those that never had a time."""
-    for name in ("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p", "floor", "verdict", "reason"):
+    for name in ("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p", "floor", "verdict", "reason", "repeated"):
         rows[name] = rows.get(name, pd.Series(np.nan, rows.index, object))
     found = verdicts.of_pairs(rows, "ratio", rows["floor"].astype(float))
     return (

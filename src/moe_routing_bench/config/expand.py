@@ -17,7 +17,7 @@ from moe_routing_bench.fields import file_name
 from moe_routing_bench.grid.cell import ISOLATE, Cell, Job, Settings, Value
 from moe_routing_bench.workload import skew, trace
 from moe_routing_bench.workload.rows import row_layout
-from moe_routing_kernels.errors import UserError, bad, pick
+from moe_routing_kernels.errors import UserError, bad, near, pick
 from moe_routing_kernels.formats import FORMATS, QUANTISED
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.permute import MOST_ROWS
@@ -129,7 +129,7 @@ def _shapes(entry: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[dic
     if "model" not in entry:
         yield {}
     for name in entry.get("model", ()):
-        preset = models[pick("grid model", name, models)]
+        preset = models[pick("grid model", name, models, _model_hint(name, models))]
         if preset.unsupported:
             raise bad("grid model", name, "a preset that can be measured", preset.unsupported)
         shared = entry.get("shared_experts", False)
@@ -137,6 +137,12 @@ def _shapes(entry: Mapping[str, Any], models: Mapping[str, Any]) -> Iterator[dic
             raise bad("grid shared_experts", shared, f"false for {name}", "the model has none")
         stored = {"weights": [preset.weights]} if preset.weights and "weights" not in entry else {}
         yield {"model": [name]} | stored | {axis: [value] for axis, value in presets.values(preset, shared).items()}
+
+
+def _model_hint(name: Any, models: Mapping[str, Any]) -> str:
+    """The closest name, and how to add a preset."""
+    own = "`--models FILE` adds presets of your own, and `moe-routing-bench preset` writes one"
+    return "; ".join(filter(None, (near(name, list(models)), own)))
 
 
 def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:

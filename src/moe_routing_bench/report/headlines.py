@@ -84,6 +84,11 @@ def _middle(rows: pd.DataFrame, column: str) -> pd.Series:
     return rows.sort_values(column).iloc[(len(rows) - 1) // 2]
 
 
+def _of_middle(rows: pd.DataFrame) -> str:
+    """What the row of `_middle` is: a median only among an odd number."""
+    return "the median one" if len(rows) % 2 else "the lower of the two middle ones"
+
+
 def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     """In how many cells of the widest bench one implementation is told faster than the best other, and by how much in the middle one.
 
@@ -101,7 +106,7 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     suspect = int((quickest["suspect"] == True).sum())  # noqa: E712
     more = f" ({suspect} more {'is' if suspect == 1 else 'are'} suspect)" if suspect else ""
     ratio = times(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
-    where = "in the median one of these" if len(wins) > 1 else "there"
+    where = f"in {_of_middle(wins)} of these" if len(wins) > 1 else "there"
     text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(len(quickest) - suspect, 'cell')}{more}; {where} it is {ratio} as fast as {one['best_other']}{_own(one, judged)}, at {shape(one)}."
     its = judged[(judged["implementation"] == name) & (judged["suspect"] != True)]  # noqa: E712
     its = its.sort_values("best_speedup", ascending=False)
@@ -140,7 +145,7 @@ def near_the_limit(rows: pd.DataFrame) -> Sentence | None:
         return None
     one, bench, name = _middle(mine, "share_of_roofline"), mine["bench"].iloc[0], mine["implementation"].iloc[0]
     share, low, high = _of_roofline(one)
-    where = f"the median one of {len(mine)} converged cells" if len(mine) > 1 else "its one converged cell"
+    where = f"{_of_middle(mine)} of {len(mine)} converged cells" if len(mine) > 1 else "its one converged cell"
     text = f"{bench}: {name} reaches {_apart(share, low, high)} of the roofline in {where}, at {shape(one)}."
     rows = mine.sort_values("share_of_roofline", ascending=False)
     dots = [

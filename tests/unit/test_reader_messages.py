@@ -1,0 +1,46 @@
+"""Messages that misled readers: names that are not known, rows that were not measured again, and the median of an even number."""
+
+import pandas as pd
+import pytest
+from test_comparison import table
+from test_headlines import pair, said
+
+from moe_routing_bench import api
+from moe_routing_bench.cli.claims import claims
+from moe_routing_bench.comparison import runs
+from moe_routing_bench.report import headlines
+from moe_routing_kernels.errors import UserError
+
+
+def test_a_model_without_a_preset_is_told_how_to_add_one():
+    with pytest.raises(UserError, match="`--models FILE` adds presets of your own"):
+        api.jobs("gate", model="my-moe")
+
+
+def test_a_platform_without_rows_is_told_which_there_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("nvidia-h200", "nvidia-h200.layers"):
+        (tmp_path / "results" / name).mkdir(parents=True)
+        (tmp_path / "results" / name / "measurements.parquet").touch()
+    with pytest.raises(
+        UserError, match=r"none of h200.*allowed: a folder of results: nvidia-h200, nvidia-h200\.layers;"
+    ):
+        claims(platform="h200")
+
+
+def test_a_row_that_was_not_measured_again_is_the_same_however_wide_its_interval():
+    """Runs that share rows had many undecided ones, of a comparison of a measurement with itself."""
+    blocks = pd.Series([[10.0, 30.0, 20.0, 5.0]] * len(table()), table().index)
+    wide = table().assign(block_medians_us=blocks)
+    found = runs.compare(wide, wide)
+    assert found.counts() == {"same": len(wide)} and found.repeated() == len(wide)
+    again = wide.assign(block_medians_us=pd.Series([[10.0, 30.0, 20.0, 5.1]] * len(wide), wide.index))
+    found = runs.compare(wide, again)
+    assert found.counts() == {"undecided": len(wide)} and found.repeated() == 0
+
+
+def test_an_even_number_has_no_median_one():
+    """The row that is shown is the lower of the two in the middle, and the sentence says so; of three it is the median."""
+    two, three = [*pair("a", 1.2), *pair("b", 1.4)], [*pair("a", 1.2), *pair("b", 1.4), *pair("c", 1.9)]
+    assert "in the lower of the two middle ones of these it is 1.20x" in said(headlines.fastest, *two)
+    assert "in the median one of these it is 1.40x" in said(headlines.fastest, *three)
