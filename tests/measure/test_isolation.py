@@ -20,7 +20,7 @@ STATUSES = {  # what each rogue gets, and a part of the reason
     "slow": ("ok", ""),
     "raw_thread": ("incorrect", ""),  # outputs that are not written yet, or a second core
     "lazy": ("incorrect", "Lazy, not a plain tensor"),
-    "loop_count": ("incorrect or ok", ""),  # where a turn of a busy machine is one rotation, it has to work
+    "loop_count": ("incorrect", "work is left out"),
     "of_the_stack": ("incorrect", "elements differ"),
     "of_the_heap": ("incorrect", "elements differ"),
     "of_the_judge": ("crashed", "Permission denied"),
@@ -30,8 +30,7 @@ STATUSES = {  # what each rogue gets, and a part of the reason
     "backends": ("ok", ""),
     "modes": ("ok", ""),
     "after_a_burst": ("incorrect", "elements differ"),
-    # Its own time is true. On a busy machine it was not seen in two of eight runs, and the cause is not known: issue 49.
-    "daemon": ("incorrect or ok", ""),
+    "daemon": ("incorrect or ok", ""),  # below
     "early_reply": ("incorrect", ""),
     "rests": ("timeout", "no word"),
     "left_over": ("ok", ""),
@@ -50,11 +49,23 @@ def rows():
 @pytest.mark.fault("rogue")
 @pytest.mark.parametrize("name", STATUSES)
 def test_a_rogue_gets_no_false_time(rows, name: str) -> None:
-    """What is timed at all takes no less than what is honest."""
+    """What is timed at all takes no less than the fastest of what is honest: on a busy machine rows differ threefold."""
     status, reason = STATUSES[name]
     row = rows[name]
     assert row["status"] in status.split(" or ") and reason in (row.get("reason") or ""), row.get("reason")
-    assert row["isolated"] and (row["status"] != "ok" or row["median_us"] > 0.4 * rows["honest"]["min_us"])
+    least_us = min(rows[honest]["min_us"] for honest, (status, _) in STATUSES.items() if status == "ok")
+    assert row["isolated"] and (row["status"] != "ok" or row["median_us"] > 0.4 * least_us)
+
+
+@pytest.mark.fault("rogue")
+def test_a_process_without_a_parent_is_found(rows):
+    """Twice in eight runs on a busy machine none was seen, and the time was true; the cause is not known. It does not happen again and again."""
+    found = rows["daemon"]
+    for _ in range(3):
+        if found["status"] != "ok":
+            break
+        (found,) = supervisor.measure(Job(CELL, ("daemon",), QUICK, plugins=("isolated_rogues:DAEMON",)))
+    assert found["status"] == "incorrect" and "processes were left running" in found["reason"]
 
 
 def test_rivals_are_timed_as_if_they_were_alone(rows):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 _PDEATHSIG, _DUMPABLE, _DROP_FROM_BOUNDS, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38  # of prctl
 _CAPABILITY_VERSION = 0x20080522
 _EMPTY_LOOKS = 3  # one look may miss a child: Linux's list skips one where another leaves it meanwhile, or the parent has not stopped yet
+_GONE = (FileNotFoundError, ProcessLookupError)  # of what is read of a process: before it is opened, and after
 _LOOKING_IN = (17, 19, 21)  # CAP_SYS_RAWIO, CAP_SYS_PTRACE, CAP_SYS_ADMIN
 
 
@@ -53,7 +54,7 @@ def offspring() -> set[int]:
     """The children of this process, ended ones included."""
     pids: set[int] = set()
     for path in glob.glob("/proc/self/task/*/children"):
-        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:  # the thread has ended
+        with contextlib.suppress(*_GONE), open(path, encoding="ascii") as file:  # the thread has ended
             pids.update(map(int, file.read().split()))
     return pids
 
@@ -96,7 +97,7 @@ def descendants(pid: int) -> set[int]:
     waiting = [pid]
     while waiting:
         for path in glob.glob(f"/proc/{waiting.pop()}/task/*/children"):
-            with contextlib.suppress(OSError), open(path, encoding="ascii") as file:
+            with contextlib.suppress(*_GONE), open(path, encoding="ascii") as file:
                 children = set(map(int, file.read().split())) - found
                 found |= children
                 waiting += children
@@ -118,7 +119,7 @@ def _state(pid: int) -> str:
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[0]
-    except OSError:
+    except _GONE:
         return ""
 
 

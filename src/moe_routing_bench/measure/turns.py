@@ -5,7 +5,7 @@ turns are as long as their time says where a lone rotation, and one on values th
 """
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from time import perf_counter, sleep
@@ -28,6 +28,7 @@ _LEAST_TURN_US = {"cpu": 0.0, "cuda": 50_000.0}
 _LONGER = {"cpu": 1.7, "cuda": 1.3}
 # Time to launch a lone rotation and to wait for it, besides the hand-over: on an H200 a graph after a rest took 0.42 ms longer than others.
 _LAUNCH_US = {"cpu": 20.0, "cuda": 400.0}
+_BUSY = 8  # times as long as it computes may a call take for want of a core, where it is chosen how many a turn holds
 _CORES = 1.2  # times the time of a turn that each of its threads may compute for
 _BESIDE = {"cpu": 0.05, "cuda": 0.4}  # share of both in the few rotations whose time is compared with that of many
 _TRIES, _TURNS = 3, 5
@@ -37,6 +38,8 @@ _COMPARED = 8
 # The same of a call of several threads, within seconds: on a busy CPU they wait for one another by computing.
 _COMPARED_WAITING, _WAITING_SECONDS = 40, 10.0
 _LONG_US = 50_000.0  # of a rotation: then one is enough at a time
+# Few rotations right after few others: on a busy host the caches are no longer as cold as after a rest, in which others took them.
+_IN_A_ROW = 5
 _CHECKED = 2  # sets that are compared with the reference on new values
 _LOOKS = 16  # turns, in the mean, until all outputs of one are compared
 _MOST_PAUSE = 1e-3
@@ -66,7 +69,7 @@ class Turns:
         self._kind = "cpu" if process.device == "cpu" else "cuda"
         least_us = max(job.settings.interval_us, _LEAST_TURN_US[self._kind], process.overhead_us / _SHARE)
         self._request, self._count, self._rotations = "rotate", 1, 1
-        once = min(self._turn("rotate", 1).seconds for _ in range(2)) * 1e6
+        once = self._once_us("rotate")
         if self._kind == "cpu":  # where no cache has to be cold
             needed = max(job.settings.check_seeds, ceil(LEAST_ROTATION_US * self.sets / once))
             if needed < self.sets:
@@ -76,9 +79,15 @@ class Turns:
         self.returned: Sequence[Any] = Shown(self, wanted) if wanted else [None] * self.sets
         if rotations > 1 and once < least_us:
             self._request, self._rotations = "run", rotations
-            once = min(self._turn("run", 1).seconds for _ in range(2)) * 1e6
+            once = self._once_us("run")
         self._count = max(1, -(-int(least_us) // max(1, int(once))))
         self.calls = self.sets * self._rotations * self._count
+
+    def _once_us(self, request: str) -> float:
+        """How long one takes, for a guess: where other processes have the cores as well, what it computes, or few sets and rotations would be left."""
+        turns = [self._turn(request, 1) for _ in range(2)]
+        busy = _BUSY if self._kind == "cpu" else 1
+        return min(max(turn.seconds / busy, min(turn.seconds, turn.computed)) for turn in turns) * 1e6
 
     def sample(self) -> float:
         """Mean time of a call in a turn, microseconds; `Failure` where its outputs are wrong."""
@@ -114,8 +123,9 @@ class Turns:
         """A runner is stopped, and its device found idle, after every turn."""
         return 0.0
 
-    def judge(self) -> None:
-        """`Failure` where few rotations cost more than many, or where new values do: work is left out, or answers are remembered.
+    def judge(self, sign: Callable[[], object]) -> None:
+        """`Failure` where few rotations cost more than many, or where new values do: work is left out, or answers are remembered. Gives a `sign`
+        of life before every attempt.
 
         Few is one, but as many as a hand-over is little of. On a CPU the cost is the time that the process computed, which other
         processes change less than the time that passed.
@@ -131,9 +141,11 @@ class Turns:
         turns = _TURNS if longest < _LONG_US else 1
         end = perf_counter() + _WAITING_SECONDS
         for attempt in range(_COMPARED if self._process.threads == 1 else _COMPARED_WAITING):
+            sign()
             for _ in range(turns):
                 timed.append(self._cost(self._looked_at(self._request, self._count)) / many)
-                alone.append((self._cost(self._looked_at("rotate", few)) - beside) / few)
+                for i in range(_IN_A_ROW if longest < _LONG_US else 1):
+                    alone.append((self._cost(self._looked_at("rotate", few, pause=i == 0)) - beside) / few)
                 self._sets.novel()
                 novel.append(self._cost(self._turn("rotate", 1)) - beside)
                 if len(novel) % turns == 0:
@@ -160,12 +172,13 @@ class Turns:
         """Microseconds of a turn that say how much work it held."""
         return (turn.computed if self._kind == "cpu" else turn.seconds) * 1e6
 
-    def _looked_at(self, request: str, count: int) -> "Turn":
+    def _looked_at(self, request: str, count: int, pause: bool = True) -> "Turn":
         """A turn after which a few elements of all outputs, and now and then all, are right."""
         if self._kind == "cuda":  # where it takes no time, all of them
             self._sets.poison()
         places = self._sets.scar()
-        sleep(secrets.randbelow(1000) / 1000 * _MOST_PAUSE)
+        if pause:
+            sleep(secrets.randbelow(1000) / 1000 * _MOST_PAUSE)
         turn = self._turn(request, count)
         if self._sets.scarred(places, range(self.sets)) or secrets.randbelow(_LOOKS) == 0:
             check = differences(self._job, self._candidate, self._sets)

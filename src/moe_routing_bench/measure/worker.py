@@ -119,7 +119,7 @@ def _measured(
         for candidate in alive:
             candidate.forget()
     for candidate in list(alive):
-        check = functools.partial(_checked_again, job, candidate, sets)
+        check = functools.partial(_checked_again, job, candidate, sets, send)
         if not guarded(candidate.name, "checking again", check):
             alive.remove(candidate)
     send(("within", None, "rows"))
@@ -218,11 +218,11 @@ def _entered(
     return candidate
 
 
-def _checked_again(job: Job, candidate: Candidate, sets: Sets) -> None:
+def _checked_again(job: Job, candidate: Candidate, sets: Sets, send: Send) -> None:
     for entry in candidate.entries:
         verify(job, entry, sets, thorough=True)
         if isinstance(entry.timer, Turns):
-            entry.timer.judge()
+            entry.timer.judge(functools.partial(send, ("at", candidate.name, "checking again")))
             entry.fields |= entry.timer.fields()
 
 
@@ -233,7 +233,7 @@ def _isolated(job: Job, name: str, sets: Sets, send: Send, quiet: Quiet, process
     candidate = Candidate(name, [], fields={"layout": job.cell.get("layout") or bench_of(job)[name].layout})
     candidate.timer = Turns(job, candidate, sets, process, quiet)
     _settled(job, candidate, sets, send, candidate.timer.warmup_calls)
-    candidate.timer.judge()
+    candidate.timer.judge(functools.partial(send, ("at", name, "checking")))
     return candidate
 
 
