@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from loopback import slurm
+from moe_routing_bench.benches.registry import BENCHES
 from project import CELLS, DRAWN, GRID, ROOT, Project, count, measured
 
 pytestmark = pytest.mark.slow
@@ -31,6 +33,14 @@ def test_a_machine_without_a_gpu_plans_for_one(fresh: Project) -> None:
     assert count(done) == asked_for
     assert "results/nvidia-h100/" in done.stdout + done.stderr and "results/cpu" not in done.stdout + done.stderr
     assert not (fresh.folder / "results").exists()
+
+
+def test_every_bench_has_cells_that_the_workflow_measures(fresh: Project) -> None:
+    sizes = {"tokens": [8], "hidden": [64], "intermediate": [32], "experts": [4], "top_k": [2]}
+    benches = [name for name in BENCHES if name != "model"]
+    asked = fresh.folder / "config/every.yaml"
+    asked.write_text(yaml.safe_dump({"device": "cpu", "grid": [{"benches": benches, **sizes}]}))
+    assert measured(fresh.snakemake("--dry-run", "--configfile", asked)) == dict.fromkeys(benches, 1)
 
 
 def test_the_accuracy_of_quantised_weights_is_part_of_the_report_where_it_is_asked_for(fresh: Project) -> None:

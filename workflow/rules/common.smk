@@ -168,7 +168,7 @@ REPORTED = [figure.name for figure in FIGURES.values() if figure.source in SOURC
 
 wildcard_constraints:
     platform=re.escape(PLATFORM),  # no run makes the results of two platforms
-    bench="[a-z]+",
+    bench="[a-z_]+",
     cell="[^/]+",
     run="[^/]+",
 
