@@ -25,11 +25,11 @@ from stored_tables import (
 )
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.ceilings import share_of_mixed
 from moe_routing_bench.comparison import origins, regret
 from moe_routing_bench.figures import row_groups
+from moe_routing_bench.measure.completion import share_of_mixed
 from moe_routing_bench.quantities import count, energy
-from moe_routing_kernels.choices import table as table_of_choices
+from moe_routing_kernels import choices as table_of_choices
 
 BENCH = "layer"
 BASELINE = BENCHES[BENCH].baseline

@@ -9,7 +9,7 @@ import pytest
 
 from moe_routing_bench.benches.bench import Bench, Implementation
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.measure import completion, cpu_ceilings, plausible, supervisor, verify, worker
+from moe_routing_bench.measure import completion, cpu_ceilings, supervisor, verify, worker
 
 
 @pytest.fixture
@@ -36,4 +36,4 @@ def no_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
         cpu_ceilings.CpuCeilings, "__init__", lambda self, known: setattr(self, "known", None)
     )  # nor buffers to fill
     monkeypatch.setattr(cpu_ceilings.CpuCeilings, "measure", lambda self: known)
-    monkeypatch.setattr(plausible, "limits", lambda: (1e15, 1e18))
+    monkeypatch.setattr(cpu_ceilings, "limits", lambda: (1e15, 1e18))

@@ -13,7 +13,7 @@ import pytest
 
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
-from moe_routing_bench.measure import interruptions, isolation, processes, running_time, supervisor
+from moe_routing_bench.measure import interruptions, isolation, processes, supervisor
 from moe_routing_bench.measure.interruptions import Interrupted
 from moe_routing_bench.store import cell_files, platforms
 from moe_routing_kernels.errors import UserError
@@ -173,14 +173,14 @@ def test_a_worker_that_stays_stopped_is_replaced(measuring) -> None:
 def clocks(monkeypatch) -> list[float]:
     """The three clocks, at will."""
     now = [100.0, 200.0, 0.0]
-    monkeypatch.setattr(running_time, "_clocks", lambda: tuple(now))
+    monkeypatch.setattr(interruptions, "_clocks", lambda: tuple(now))
     return now
 
 
 @pytest.mark.fault("gap between polls", 4)
 def test_only_a_gap_that_nothing_explains_is_a_stop(clocks) -> None:
     """Each: what passed by both clocks, what the thread waited for a CPU, and how long it was stopped."""
-    clock = running_time.RunningTime(1.0)
+    clock = interruptions.RunningTime(1.0)
     for passed, with_sleep, waited, stopped in (
         (1.0, 1.0, 0.0, 0.0),
         (9.0, 9.0, 0.0, 8.0),  # SIGSTOP, a freezer cgroup, a paused virtual machine

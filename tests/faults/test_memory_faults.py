@@ -14,8 +14,8 @@ import pytest
 
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
-from moe_routing_bench.measure import faults, memory_kills, supervisor
-from moe_routing_bench.measure.memory_kills import MemoryKills
+from moe_routing_bench.measure import faults, supervisor
+from moe_routing_bench.measure.faults import MemoryKills
 from moe_routing_bench.store import cell_files, platforms
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -97,9 +97,9 @@ def test_where_the_kernel_counts_what_it_kills(version, tmp_path, monkeypatch) -
     name = {1: "memory/memory.oom_control", 2: "memory.events", None: "vmstat"}[version]
     counts = tmp_path / name
     counts.parent.mkdir(exist_ok=True)
-    monkeypatch.setattr(memory_kills, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory_kills, "_MACHINE", tmp_path / "vmstat")
-    monkeypatch.setattr(memory_kills, "_MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(faults, "CGROUPS", tmp_path)
+    monkeypatch.setattr(faults, "_MACHINE", tmp_path / "vmstat")
+    monkeypatch.setattr(faults, "_MEMBERSHIP", tmp_path / "membership")
     (tmp_path / "membership").write_text({1: "4:memory:/elsewhere\n0::/\n", 2: "0::/elsewhere\n", None: ""}[version])
     counts.write_text("oom 5\noom_kill 2\n")
     kills = MemoryKills()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from moe_routing_bench.measure import calibration, cpu_ceilings, plausible, stream_kernel
+from moe_routing_bench.measure import calibration, cpu_ceilings, stream_kernel
 
 BUFFER, CACHE = 64 << 20, 1 << 20  # bytes
 
@@ -205,7 +205,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(cpu_ceilings, "timed", lambda which, _: getattr(now, which))
     monkeypatch.setattr(cpu_ceilings, "_whole", whole)
     monkeypatch.setattr(cpu_ceilings.time, "clock_gettime", lambda _: now.clock)
-    monkeypatch.setattr(plausible, "limits", lambda: (1e10, 1e11))
+    monkeypatch.setattr(cpu_ceilings, "limits", lambda: (1e10, 1e11))
     return now
 
 

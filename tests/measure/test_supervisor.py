@@ -16,7 +16,7 @@ import pytest
 
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
-from moe_routing_bench.measure import completion, gpus, processes, provenance, running_time, server, supervisor, worker
+from moe_routing_bench.measure import completion, gpus, interruptions, processes, provenance, server, supervisor, worker
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import UserError
 
@@ -300,7 +300,7 @@ def since_a_word(scripted, monkeypatch):
 
     monkeypatch.setattr(supervisor, "_next", hear)
     monkeypatch.setattr(supervisor, "_attempt", lambda *given, **named: heard.clear() or attempt(*given, **named))
-    monkeypatch.setattr(running_time, "_clocks", clocks)
+    monkeypatch.setattr(interruptions, "_clocks", clocks)
     return scripted
 
 
@@ -331,7 +331,7 @@ def test_a_worker_that_is_silent_is_killed(at, blamed, since_a_word, tmp_path) -
 def test_a_second_without_a_word_is_none_too_long(scripted, monkeypatch) -> None:
     """The worker is looked after, and goes on, though one more would be."""
     asked, wait = [], supervisor.wait
-    monkeypatch.setattr(running_time, "_clocks", lambda: (0.0, 0.0, 0.0))
+    monkeypatch.setattr(interruptions, "_clocks", lambda: (0.0, 0.0, 0.0))
 
     def quiet(on, timeout):
         asked.append(timeout)

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from moe_routing_bench.measure import surroundings, variables
+from moe_routing_bench.measure import process_state, surroundings
 from moe_routing_bench.measure.candidate import Failure, Ruined
 
 
@@ -157,7 +157,9 @@ def test_random_numbers_go_on_where_they_were() -> None:
 
 def test_variables_are_named_and_long_values_not_shown() -> None:
     """Which may be passwords."""
-    text = variables.harm({"A": "key" * 9, "B": "63", "NEW": "x"}, {"A": "", "B": "1", "GONE": "x"}) or ""
+    text = (
+        process_state.harm_of_variables({"A": "key" * 9, "B": "63", "NEW": "x"}, {"A": "", "B": "1", "GONE": "x"}) or ""
+    )
     assert all(part in text for part in ("A is", "B is '63'", "'1'", "GONE was removed", "NEW was added"))
     assert "keykey" not in text
 

@@ -7,7 +7,7 @@ import pytest
 
 from moe_routing_bench.measure import turns
 from moe_routing_bench.measure.candidate import Failure
-from moe_routing_bench.measure.quiet import Quiet
+from moe_routing_bench.measure.runners import Quiet
 from moe_routing_bench.measure.turns import Turn, Turns
 
 

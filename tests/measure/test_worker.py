@@ -18,13 +18,13 @@ from moe_routing_bench.benches.checks import Assignment, Cost
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import (
-    blocks,
     calibration,
+    candidate,
     completion,
     cpu_ceilings,
     faults,
-    footprint,
     host_timer,
+    memory,
     outcome,
     sampling,
     supervisor,
@@ -723,7 +723,7 @@ def test_convergence_is_that_of_the_published_interval_of_all_and_of_their_twins
     noisy = [10.0, 11.0, 9.0, 10.5, 9.5, 10.0]
     one = Candidate("a", [], blocks=[[value] for value in [*noisy, 99.0]], slow=[0] * 6 + [8])
     one.twin = Candidate("a", [], blocks=[[10.0]] * 7, slow=[0] * 7)
-    found = blocks.summary(one)
+    found = candidate.summary(one)
     width = (found["ci_high_us"] - found["ci_low_us"]) / 2 / found["median_us"]
     assert sampling._width(one) == pytest.approx(width) and found["block_medians_us"] == noisy
     one.twin, one.blocks = one, [[10.0]] * 7
@@ -925,10 +925,10 @@ def test_memory_is_what_binding_keeps_and_what_a_call_has_on_top(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: state["held"])
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: state["most"])
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: state.update(most=state["held"]))
-    before = footprint.allocated("cuda")
+    before = memory.allocated("cuda")
     expected = {"workspace_bytes": 300, "transient_bytes": 500, "peak_memory_bytes": 800}
-    assert footprint.footprint(before, call) == expected and state["calls"] == 4
-    assert footprint.footprint(footprint.allocated("cpu"), call) == {} and state["calls"] == 4
+    assert memory.footprint(before, call) == expected and state["calls"] == 4
+    assert memory.footprint(memory.allocated("cpu"), call) == {} and state["calls"] == 4
 
 
 def test_one_set_is_enough(measured, simulated):

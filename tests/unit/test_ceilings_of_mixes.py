@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from moe_routing_bench import ceilings
+from moe_routing_bench.measure import completion
 
 ROW = {"cold": True, "copy_gb_per_s": 4000.0, "read_gb_per_s": 5000.0, "write_gb_per_s": 3000.0, "gb_per_s": 2000.0}
 
@@ -25,17 +25,17 @@ ROW = {"cold": True, "copy_gb_per_s": 4000.0, "read_gb_per_s": 5000.0, "write_gb
 )
 def test_the_ceiling_is_that_of_the_mix(read, written, stream, expected):
     row = ROW | {"read_bytes": read, "write_bytes": written, "stream_gb_per_s": stream}
-    assert ceilings.mixed_gb_per_s(row) == pytest.approx(expected)
-    assert ceilings.share_of_mixed(pd.Series(row)) == pytest.approx(2000 / expected)
+    assert completion.mixed_gb_per_s(row) == pytest.approx(expected)
+    assert completion.share_of_mixed(pd.Series(row)) == pytest.approx(2000 / expected)
 
 
 def test_writes_that_are_faster_than_copies_have_a_ceiling_above_them():
     row = ROW | {"read_bytes": 25, "write_bytes": 75, "write_gb_per_s": 6000.0}
-    assert ceilings.mixed_gb_per_s(row) == pytest.approx(1 / (0.5 / 4000 + 0.5 / 6000))
+    assert completion.mixed_gb_per_s(row) == pytest.approx(1 / (0.5 / 4000 + 0.5 / 6000))
 
 
 @pytest.mark.parametrize("cold", [False, None, math.nan, np.bool_(False)])
 def test_what_may_be_in_a_cache_has_none(cold):
     """And a CPU, where it is not known."""
     row = ROW | {"read_bytes": 1, "write_bytes": 1, "cold": cold}
-    assert ceilings.mixed_gb_per_s(row) is None and math.isnan(ceilings.share_of_mixed(row))
+    assert completion.mixed_gb_per_s(row) is None and math.isnan(completion.share_of_mixed(row))

@@ -1,7 +1,9 @@
 """Makes a whole row of what a worker says of an implementation: identity, rates, shares of ceilings, plausibility, provenance."""
 
 import functools
+import math
 import os
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -9,7 +11,6 @@ from typing import Any
 from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint, isolated
-from moe_routing_bench.ceilings import mixed_gb_per_s
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.formats import FORMATS
@@ -17,6 +18,7 @@ from moe_routing_kernels.formats import FORMATS
 _BANDWIDTHS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "stream_gb_per_s", "short_stream_gb_per_s")
 LEAST_BUSY = 0.9  # share of long turns in which the device does what is timed; while it waits the card recovers
 DERIVED_SLACK = 1.05  # a time this much below the roofline is still believed: ceilings vary as much between processes
+_Row = Mapping[Hashable, Any] | Mapping[str, Any]
 
 
 @functools.cache
@@ -132,3 +134,34 @@ def _waste(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     layout, loads = replace(row_layout(job.cell), layout=row["layout"]), row["expert_load"]
     kept = sum(min(load, layout.limit) for load in loads)
     return {"rows": layout.used(loads), "padding_waste": layout.used(loads) / max(1, kept) - 1}
+
+
+def mixed_gb_per_s(row: _Row) -> float | None:
+    """The bandwidth that the row's mix of reads and writes can reach, GB/s, or None: on a CPU, and where the working set may be in a cache (`cold`).
+
+    A copy reads as much as it writes. Work that only reads, as a decoded token reads weights, can be faster than a copy; work that mostly
+    writes is slower. So a share of a copy may exceed 100 %, and says nothing of how near a limit is.
+
+    The highest of what was measured for the mix: `stream_gb_per_s`, where there is one; the time per byte interpolated in the share of reads,
+    from a copy to reads or writes alone; and, for mixes that mostly write, the copy. In stored rows of H200 and H100 streams of pack and
+    combine are 0 to 15 % below the others, 0 to 5 % where they mostly read.
+    """
+    cold = row.get("cold")
+    if cold is None or cold != cold or not cold:  # pandas has NaN for null
+        return None
+    moved = row["read_bytes"] + row["write_bytes"]
+    alone, copy = (row["read_bytes"] - row["write_bytes"]) / moved, row["copy_gb_per_s"]
+    mixed = 1 / ((1 - abs(alone)) / copy + abs(alone) / row["read_gb_per_s" if alone > 0 else "write_gb_per_s"])
+    stream = row.get("stream_gb_per_s")
+    known = [
+        mixed,
+        *([copy] if alone <= 0 else []),
+        *([stream] if stream is not None and not math.isnan(stream) else []),
+    ]
+    return float(max(known))
+
+
+def share_of_mixed(row: _Row) -> float:
+    """`gb_per_s` over `mixed_gb_per_s`; NaN where there is none."""
+    ceiling = mixed_gb_per_s(row)
+    return math.nan if ceiling is None else float(row["gb_per_s"] / ceiling)

@@ -1,24 +1,38 @@
-"""The ceilings of a CPU: measured whole once for the cells of a warm server, and scaled by a short probe before and after each cell.
+"""The ceilings of a CPU, and its limits, below which no time can be.
 
+Ceilings are measured whole once for the cells of a warm server, and scaled by a short probe before and after each cell.
 Whole, they take longer than a tiny cell. What is known of an earlier cell counts only with the same threads on the same CPUs, for ten
 minutes, and while the probe takes about as long as it did then: a clock or a load that has changed is measured again.
+
+Limits are what the caches and the arithmetic allow, as measured in the same process. The cache is warm, so the bandwidth is that of the
+fastest of several sizes, and far more than that of memory: this finds a time without work, not a time that is a little too short.
 """
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from time import perf_counter  # by its own name, as in `timers`
 from typing import Any
 
 import torch
 
-from moe_routing_bench.measure import plausible
 from moe_routing_bench.measure.calibration import timed
 
 MOST_SECONDS = 600.0  # that the machine was on, suspended or not
 MOST_CHANGE = 0.25  # of a probe, up to which ceilings are taken to change as it does
 _WHOLE, _SHORT = 8 << 20, 2 << 20  # elements of a copy
 _WHOLE_SIDE, _SHORT_SIDE = 768, 256  # of a product
+_SIZES = (
+    1 << 14,
+    1 << 16,
+    1 << 18,
+    1 << 20,
+)  # bytes of a copy, from what the first cache holds to what the last one does
+_BYTES_SLACK = 4.0  # the first cache is up to so much faster than a copy by torch, whose call takes time too
+_FLOPS_SLACK = 2.0
+_SIDE = 512  # of the matrices
+_REPEATS = 5
 
 
 class CpuCeilings:
@@ -36,7 +50,7 @@ class CpuCeilings:
 
     @property
     def limits(self) -> Sequence[float] | None:
-        """Those of `plausible`, of the same time."""
+        """`limits`, of the same time."""
         return self.known["limits"] if self.known else None
 
     def measure(self) -> dict[str, float]:
@@ -45,7 +59,7 @@ class CpuCeilings:
         if not self.known or not self._holds(self.known, probe):
             self.known = _surroundings() | {
                 "rates": _whole(),
-                "limits": plausible.limits(),
+                "limits": limits(),
                 "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "clock": time.clock_gettime(time.CLOCK_BOOTTIME),
             }
@@ -96,3 +110,37 @@ def _product(side: int) -> Callable[[], object]:
     a = torch.randn(side, side)
     out = torch.empty_like(a)
     return lambda: torch.mm(a, a, out=out)
+
+
+def _seconds(call: Any, calls: int) -> float:
+    """The least mean time of so many calls."""
+    times = []
+    for _ in range(_REPEATS):
+        start = perf_counter()
+        for _ in range(calls):
+            call()
+        times.append((perf_counter() - start) / calls)
+    return min(times)
+
+
+def limits() -> tuple[float, float]:
+    """Bytes per second, read and written, and FLOPs per second, that nothing exceeds on this CPU with the threads that torch has."""
+    rates = []
+    for size in _SIZES:
+        source, target = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
+        rates.append(2 * size / _seconds(lambda source=source, target=target: target.copy_(source), (1 << 21) // size))
+    products = []
+    for dtype in (torch.float32, torch.bfloat16):
+        square = torch.ones(_SIDE, _SIDE, dtype=dtype)
+        products.append(2 * _SIDE**3 / _seconds(lambda square=square: square @ square, 1))
+    return _BYTES_SLACK * max(rates), _FLOPS_SLACK * max(products)
+
+
+def judge(rows: Iterable[dict[str, Any]], cost: Any, known: Sequence[float] | None = None) -> None:
+    """Give rows of `cost` the status `below_roofline`, with the reason, where their time is below these limits, or those that are known."""
+    nbytes, flops = known or limits()
+    floor = max((cost.read_bytes + cost.write_bytes) / nbytes, cost.flops / cost.rate / flops) * 1e6
+    for row in rows:
+        if row["median_us"] < floor:
+            reason = f"{row['median_us']:.3g} us is below {floor:.3g} us, which the caches of this CPU take"
+            row |= {"status": "below_roofline", "reason": reason}

@@ -18,10 +18,9 @@ from typing import Any
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import processes, runner
 from moe_routing_bench.measure.candidate import Failure
+from moe_routing_bench.measure.faults import MemoryKills
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.measure.interruptions import PERIOD
-from moe_routing_bench.measure.memory_kills import MemoryKills
-from moe_routing_bench.measure.running_time import RunningTime
+from moe_routing_bench.measure.interruptions import PERIOD, RunningTime
 
 _STATUSES = ("incorrect", "unsupported", "out_of_memory", "crashed")  # that a runner may say
 PATIENCE = 0.8  # share of a worker's time without a sign of life that its processes have

@@ -1,9 +1,9 @@
-"""Memory of inputs and outputs: tensors between guard bytes, poison that no right answer holds, and checksums."""
+"""Memory of inputs and outputs: tensors between guard bytes, poison that no right answer holds, and checksums; and what a call takes on top."""
 
 import functools
 import random
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 
 import torch
@@ -22,6 +22,7 @@ _POISON_FLOAT = 0xFF  # NaN in every format of the table
 _AT_A_TIME = 1 << 25  # bytes that a GPU multiplies at a time
 _WORD = 4  # bytes of a number of a checksum: few numbers, whose sums rarely pass 64 bits
 _LANE, _LANES = 8, 1 << 17  # bytes that a digest reads as a number, and how many of these at a time
+_CALLS = 3  # after which nothing is compiled, tuned or allocated for the first time
 
 
 class Guarded:
@@ -183,3 +184,30 @@ def extent(tensor: Tensor) -> tuple[int, int]:
 def some(count: int, of: int) -> list[int]:
     """So many numbers below `of`, or all of them, that cannot be foreseen."""
     return secrets.SystemRandom().sample(range(of), min(count, of))
+
+
+def footprint(before: int | None, call: Callable[[], object]) -> dict[str, int]:
+    """Row fields of a call that was bound when `allocated` said `before`: `workspace_bytes`, kept since then by binding and by the first
+    calls; `transient_bytes`, the most that one more call has on top; and their sum, `peak_memory_bytes`. Empty for None, a CPU.
+
+    Inputs and outputs are the harness's and count nowhere. Memory that other libraries take outside of torch's allocator is not seen.
+    """
+    if before is None:
+        return {}
+    for _ in range(_CALLS):
+        call()
+    torch.cuda.synchronize()
+    kept = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    workspace, transient = max(0, kept - before), torch.cuda.max_memory_allocated() - kept
+    return {"workspace_bytes": workspace, "transient_bytes": transient, "peak_memory_bytes": workspace + transient}
+
+
+def allocated(device: str) -> int | None:
+    """Bytes that torch's allocator has given out on the GPU; None on a CPU."""
+    if device == "cpu":
+        return None
+    torch.cuda.synchronize()
+    return torch.cuda.memory_allocated()

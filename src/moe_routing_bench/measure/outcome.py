@@ -7,8 +7,7 @@ import torch
 
 from moe_routing_bench import intervals, statistics
 from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.measure.blocks import kept, summary
-from moe_routing_bench.measure.candidate import Candidate
+from moe_routing_bench.measure.candidate import Candidate, kept, summary
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.workload.rows import row_layout
 

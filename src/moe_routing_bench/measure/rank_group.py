@@ -17,9 +17,8 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import rank_process, runner
 from moe_routing_bench.measure.candidate import Failure
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.measure.interruptions import PERIOD
+from moe_routing_bench.measure.interruptions import PERIOD, RunningTime
 from moe_routing_bench.measure.isolation import Ended, Runner
-from moe_routing_bench.measure.running_time import RunningTime
 
 _WAIT = 0.5  # share of a rank's time without a sign of life for which others wait in a collective: they then say that it did not come
 _GRACE_SECONDS = 1.0  # for other ranks to say why, after the first has failed

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from moe_routing_bench.grid.cell import Job, Settings
-from moe_routing_bench.measure import blocks, leftovers
-from moe_routing_bench.measure.candidate import Candidate
+from moe_routing_bench.measure import leftovers
+from moe_routing_bench.measure.candidate import Candidate, half_width
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.verify import verify
 
@@ -240,4 +240,4 @@ def _block(entry: Candidate, gpu: Any, least: int, least_us: float = 0.0) -> Non
 
 def _width(candidate: Candidate) -> float:
     """The wider half-width of the published intervals of a candidate and of its twin."""
-    return max(blocks.half_width(entry) for entry in candidate.entries)
+    return max(half_width(entry) for entry in candidate.entries)

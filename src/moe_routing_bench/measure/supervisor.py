@@ -21,8 +21,8 @@ from moe_routing_bench import streams
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import completion, gpus, processes
+from moe_routing_bench.measure.faults import MemoryKills, limited
 from moe_routing_bench.measure.interruptions import PERIOD, Interrupted, Watch, settled
-from moe_routing_bench.measure.memory_kills import MemoryKills, limited
 from moe_routing_bench.measure.phases import Phases
 from moe_routing_bench.store import platforms
 from moe_routing_kernels import files

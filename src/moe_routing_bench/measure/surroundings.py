@@ -20,7 +20,7 @@ import torch
 from torch import overrides
 from torch.utils import _python_dispatch
 
-from moe_routing_bench.measure import random_states, variables
+from moe_routing_bench.measure import process_state
 from moe_routing_bench.measure.candidate import Failure, Ruined
 
 _DENORMAL = 1e-40  # of float32
@@ -220,8 +220,13 @@ _SETTINGS: tuple[Setting, ...] = (
     Setting("the current device and stream", _gpu, _put_gpu),
     Setting("numpy.geterr()", np.geterr, lambda was: np.seterr(**was)),
     Setting("the locale", lambda: locale.setlocale(locale.LC_ALL), lambda was: locale.setlocale(locale.LC_ALL, was)),
-    Setting("random numbers", random_states.states, random_states.put_back, random_states.harm),
-    Setting("os.environ", variables.variables, variables.put_back, variables.harm),
+    Setting(
+        "random numbers",
+        process_state.random_states,
+        process_state.put_random_states,
+        process_state.harm_of_random_states,
+    ),
+    Setting("os.environ", process_state.variables, process_state.put_variables, process_state.harm_of_variables),
     Setting("os.getcwd()", os.getcwd, os.chdir),
     Setting("os.sched_getaffinity(0)", lambda: os.sched_getaffinity(0), lambda cores: os.sched_setaffinity(0, cores)),
     Setting("the scheduling priority", lambda: os.getpriority(os.PRIO_PROCESS, 0), _put_priority),

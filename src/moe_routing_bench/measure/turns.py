@@ -18,8 +18,7 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import memory, sharing
 from moe_routing_bench.measure.candidate import Candidate, Failure
 from moe_routing_bench.measure.inputs import LEAST_ROTATION_US, Sets
-from moe_routing_bench.measure.quiet import Quiet
-from moe_routing_bench.measure.runners import Process
+from moe_routing_bench.measure.runners import Process, Quiet
 from moe_routing_bench.measure.verify import checked, differences
 
 _SHARE = 1 / 200  # of a turn, that a hand-over may take

@@ -17,15 +17,14 @@ import torch
 
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.measure import calibration, outcome, plausible, processes, provenance, timers
+from moe_routing_bench.measure import calibration, cpu_ceilings, outcome, processes, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Ruined, Tainted
 from moe_routing_bench.measure.cpu_ceilings import CpuCeilings
 from moe_routing_bench.measure.faults import described
-from moe_routing_bench.measure.footprint import allocated, footprint
 from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.measure.memory import allocated, footprint
 from moe_routing_bench.measure.originals import genuine, originals, unshadowed
-from moe_routing_bench.measure.quiet import GpuQuiet, Quiet
-from moe_routing_bench.measure.runners import Process, runners
+from moe_routing_bench.measure.runners import GpuQuiet, Process, Quiet, runners
 from moe_routing_bench.measure.sampling import Guarded, power_limited, sample, settle, warm_up
 from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.measure.surroundings import surroundings, undisturbed
@@ -138,7 +137,7 @@ def _measured(
     outcome.speedups(alive, rows, bench.baseline)
     outcome.twins(alive, rows)
     if device == "cpu" and rows:
-        plausible.judge(rows.values(), cost, ceilings.limits)
+        cpu_ceilings.judge(rows.values(), cost, ceilings.limits)
     send(("rows", {n: r | {"measure_seconds": perf_counter() - begin} for n, r in rows.items()}))
 
 
