@@ -5,7 +5,7 @@ import pytest
 from rows import frame, one
 
 from drawn import draw
-from moe_routing_bench.figures import imbalance, pareto, training_points
+from moe_routing_bench.figures import imbalance, training_points
 from moe_routing_bench.report import script_data
 
 SIZES = {"tokens": 64, "top_k": 2, "experts": 8, "hidden": 32, "dtype": "bf16"}
@@ -89,7 +89,7 @@ def test_fronts_of_each_card():
         ran(15.0, 0.0, skew=0.0),
         ran(14.0, 0.0, skew=0.0, capacity_factor=1.0),
     ]
-    found = pareto.chart(frame(*rows))
+    found = imbalance.pareto(frame(*rows))
     marks = found.marks
     assert list(marks["panel"].unique()) == ["dropped assignments (%), skew 1"], "at skew 0 both factors drop the same"
     assert len(found.shown) == len(marks), "rows that are not drawn are not counted"
@@ -107,15 +107,15 @@ def test_fronts_of_each_card():
     ]
     assert list(marks["says"].iloc[:2]) == ["capacity factor none", "capacity factor 1"] and marks["low"].iloc[0] == 19
     assert found.scales(marks["panel"].iloc[0])[1].kind == "log" and found.y.label == "routing time (µs)"
-    even = pareto.chart(frame(*rows[:2], ran(12.0, 0.1, skew=0.5)))
+    even = imbalance.pareto(frame(*rows[:2], ran(12.0, 0.1, skew=0.5)))
     assert even.y.kind == "linear"
-    apart = pareto.chart(frame(rows[0], ran(12.0, 0.1, skew=0.5)))
+    apart = imbalance.pareto(frame(rows[0], ran(12.0, 0.1, skew=0.5)))
     assert apart.marks.empty and apart.reason == "drops and padding are the same at every skew of the shape"
     assert (
-        pareto.chart(frame(rows[0], ran(12.0, 0.0, skew=2.0))).reason
+        imbalance.pareto(frame(rows[0], ran(12.0, 0.0, skew=2.0))).reason
         == "drops and padding are the same in all cells of the shape"
     )
-    assert pareto.chart(frame(rows[0])).reason == "no shape was measured with two skews or capacity factors"
+    assert imbalance.pareto(frame(rows[0])).reason == "no shape was measured with two skews or capacity factors"
 
 
 def test_adapters():
@@ -205,4 +205,4 @@ def test_a_cost_is_in_percent():
         )
         for us, drop, factor in ((1.0, 0.25, 1.0), (2.0, 0.0, 2.0))
     ]
-    assert sorted(pareto.chart(frame(*rows)).marks["x"]) == [0, 25]
+    assert sorted(imbalance.pareto(frame(*rows)).marks["x"]) == [0, 25]

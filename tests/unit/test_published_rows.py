@@ -10,7 +10,7 @@ from rows import frame, one
 from moe_routing_bench.comparison import published_rows
 from moe_routing_bench.config import claims, presets
 from moe_routing_bench.figures import foreign
-from moe_routing_bench.report import published_tables
+from moe_routing_bench.report import section_tables
 from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import UserError
 
@@ -168,9 +168,9 @@ def test_the_stored_rows_are_foreign_rows_of_the_sizes_of_presets() -> None:
 
 def test_a_report_shows_them_where_it_has_such_cells() -> None:
     rows = frame(ours("cute", 80.0))
-    (table,) = published_tables.tables(rows)
+    (table,) = section_tables.published(rows)
     assert len(table.rows) >= 3 and all(row[:3] == ["qwen3-30b-a3b", "64", "bf16"] for row in table.rows)
-    assert published_tables.tables(frame(ours("cute", 80.0, tokens=65))) == []
+    assert section_tables.published(frame(ours("cute", 80.0, tokens=65))) == []
 
 
 def test_of_two_rows_of_a_cell_the_later_counts() -> None:

@@ -144,12 +144,12 @@ def test_editing_the_report_measures_nothing(project: Project) -> None:
     """What only the report needs; then also one figure, and the caption of another, though all captions are in one file; then also
     what all figures share."""
     package = project.folder / "src/moe_routing_bench"
-    captions, title = package / "figures/captions.yaml", FIGURES["speedup"].title
+    captions, title = package / "figures/captions.yaml", FIGURES["pareto"].title
     text = captions.read_text()
     assert text.count(f"title: {title}\n") == 1
     for file, drawn in (
         ("report/templates/report.css", 0),
-        ("figures/imbalance.py", 2),
+        ("figures/matrices.py", 2),
         ("figures/paper.py", len(SHOWN)),
     ):
         project.edit(f"src/moe_routing_bench/{file}")

@@ -17,7 +17,7 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import paths, platforms, records
 from moe_routing_bench.store.project_files import own_or_shipped
-from moe_routing_bench.study.request import models, platform_of
+from moe_routing_bench.study import models, platform_of
 from moe_routing_kernels.errors import UserError, bad, pick
 
 
@@ -56,7 +56,7 @@ def claims(
 
 def _published(rows: Any) -> list[str]:
     """What became of the rows that other projects published, in a paragraph for each source with rows of cells here."""
-    tables = importlib.import_module("moe_routing_bench.report.published_tables").tables(rows)
+    tables = importlib.import_module("moe_routing_bench.report.section_tables").published(rows)
     return [table.note for table in tables]
 
 

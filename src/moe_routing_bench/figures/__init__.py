@@ -1,4 +1,4 @@
-"""The figures: each is a pure function ``chart(table) -> Chart`` in a module of its own name. No torch.
+"""The figures: each is a pure function of a table to a `Chart`, in a module with those of its kind. No torch.
 
 The page and paper draw the same chart. ``captions.yaml`` lists the figures in the order of the report, with their titles and captions.
 """

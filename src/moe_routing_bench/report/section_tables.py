@@ -5,15 +5,18 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from moe_routing_bench.comparison import regret
+from moe_routing_bench.comparison import published_rows, regret
 from moe_routing_bench.comparison.claim_verdicts import VERDICTS, Held
 from moe_routing_bench.comparison.regret import AUTO, BENCH, entries
+from moe_routing_bench.config import claims
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count, us
 from moe_routing_bench.report.page import quantity
-from moe_routing_bench.report.parts import ABSENT, Choice, Choices, Claim, Evidence, Regret
-from moe_routing_kernels.choices import table
+from moe_routing_bench.report.parts import ABSENT, Choice, Choices, Claim, Evidence, Group, Regret, Table
+from moe_routing_bench.store import paths
+from moe_routing_bench.store.project_files import shipped
+from moe_routing_kernels import choices as table_of_choices
 
 _SIZES = ("tokens", "hidden", "experts", "top_k")
 # file, and of its table: title, what it is, the columns that say what a line is of, and column, heading and unit of each result
@@ -43,6 +46,12 @@ COLUMNS = {
     name: ("gpu_name", "torch_version", *what, *(result[0] for result in results))
     for name, (_, _, what, results) in _TABLES.items()
 }
+_PUBLISHED = (
+    Group("cell", ("model", "T", "weights")),
+    Group("published", ("package", "version", "kernel", "time")),
+    Group("the same kernel here", ("implementation", "time, warm", "over published", "status")),
+    Group("ours", ("auto runs", "time, warm")),
+)
 
 
 def choices(rows: pd.DataFrame) -> Choices | None:
@@ -50,7 +59,7 @@ def choices(rows: pd.DataFrame) -> Choices | None:
 
     Raises `UserError` for a table that cannot be read.
     """
-    shipped = table.load()
+    shipped = table_of_choices.load()
     lines = regret.lines(entries(rows, ""), shipped)
     if not lines:
         return None
@@ -151,3 +160,40 @@ def claim_line(one: Held) -> Claim:
         verdict=one.verdict,
         why=one.why,
     )
+
+
+def published(rows: pd.DataFrame) -> list[Table]:
+    """A table for each source with rows of cells that `rows` has."""
+    found = []
+    for path, source in claims.load_published(shipped(paths.OTHERS)).items():
+        rows_of_others = published_rows.read(path)
+        lines = published_rows.matched(source, rows_of_others, rows)
+        if len(lines):
+            note = f"{published_rows.sentence(source, rows_of_others, lines)} Boundary of {source.title}: {source.boundary} {source.mode_note} Source: {source.source}, version {source.version}, {source.licence}."
+            found.append(
+                Table(source.title, _PUBLISHED, [_published_texts(line) for line in lines.to_dict("records")], note)
+            )
+    return found
+
+
+def _published_texts(line: dict) -> list[str]:
+    status = f"{line['status']}: {line['why']}" if line["why"] else line["status"]
+    return [
+        line["model"] + (f", one of {ranks} ranks" if (ranks := line["tensor_parallel"]) > 1 else ""),
+        str(line["tokens"]),
+        line["weights"],
+        line["package"],
+        line["version"],
+        line["kernel"],
+        us(line["published_us"]),
+        line["implementation"] or ABSENT,
+        _time(line["here_us"]),
+        ABSENT if pd.isna(line["ratio"]) else f"{line['ratio']:.2f}x",
+        status,
+        line["ours"] or ABSENT,
+        _time(line["ours_us"]),
+    ]
+
+
+def _time(value: float) -> str:
+    return ABSENT if pd.isna(value) else us(value)
