@@ -204,14 +204,14 @@ def test_a_grid_of_the_most_cells_is_expanded_and_no_larger_one(monkeypatch) -> 
 
 
 def test_a_cell_of_the_most_rows_is_one_and_no_larger_one(monkeypatch) -> None:
-    monkeypatch.setattr(expansion, "MOST_ROWS", 8)
-    expansion.check("permute", {"tokens": 4, "experts": 4, "top_k": 2})
+    monkeypatch.setattr(axes, "MOST_ROWS", 8)
+    axes.check("permute", {"tokens": 4, "experts": 4, "top_k": 2})
     with pytest.raises(UserError, match="10 rows"):
-        expansion.check("permute", {"tokens": 5, "experts": 4, "top_k": 2})
+        axes.check("permute", {"tokens": 5, "experts": 4, "top_k": 2})
 
 
 def test_a_trace_has_no_skew_and_only_a_trace_has_a_file(monkeypatch) -> None:
-    monkeypatch.setattr(expansion, "check", lambda *_: None)
+    monkeypatch.setattr(axes, "check", lambda *_: None)
     asked = SMALL | {"tokens": [4], "skew": [0.5], "trace": ["f"]}
     found = [
         next(expansion._products(BENCHES["permute"], asked | {"sampler": [sampler]})) for sampler in ("trace", "exact")

@@ -13,13 +13,15 @@ from typing import Annotated, Any
 
 from annotated_types import Ge, Gt, Le
 
-from moe_routing_bench.fields import NONE, Choice, Distinct, OrNone
-from moe_routing_bench.grid.cell import Value
-from moe_routing_bench.workload import skew
+from moe_routing_bench.fields import NONE, Choice, Distinct, OrNone, file_name
+from moe_routing_bench.grid.cell import Cell, Value
+from moe_routing_bench.workload import skew, trace
+from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels import formats
 from moe_routing_kernels.activations import ACTIVATIONS, LIMITED, LIMITS
+from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats import weights
-from moe_routing_kernels.permute import LAYOUTS
+from moe_routing_kernels.permute import LAYOUTS, MOST_ROWS
 from moe_routing_kernels.routers import ROUTERS, SCALED
 from moe_routing_kernels.shared_experts import GATES
 
@@ -176,3 +178,47 @@ def spelled(axis: Axis, value: Any) -> Value:
     if value is None or (axis.optional and value == NONE):
         return None
     return float(value) if axis.kind is float else value
+
+
+def check(bench: str, values: Mapping[str, Any]) -> None:
+    """Raise `UserError` for values that make no cell: what single values cannot say."""
+    experts, top_k, tokens = (values.get(name) for name in ("experts", "top_k", "tokens"))
+    if experts and top_k and top_k > experts:
+        raise bad("top_k", top_k, f"1 to experts={experts}", "a token cannot choose an expert twice")
+    if (ranks := values.get("ranks")) and experts and experts % ranks:
+        raise bad("ranks", ranks, f"a divisor of experts={experts}", "every rank has as many experts")
+    if values.get("layout") == "padded" and values.get("capacity_factor") is None:
+        raise bad("layout", "padded", "compact or blockN without a capacity_factor", "padded rows are the capacity")
+    packed = values.get("packed")
+    if packed and packed != values["dtype"] and not formats.FORMATS[packed].quantised:
+        raise bad(
+            "packed",
+            packed,
+            ", ".join((values["dtype"], *formats.QUANTISED)),
+            "rows are copied as they are, or quantised",
+        )
+    form = weights.WEIGHTS.get(values.get("weights") or "")
+    for name in ("hidden", "intermediate"):
+        if form and not form.packs(values[name]):
+            whole = 8 // form.bits
+            raise bad(name, values[name], f"a multiple of {whole} with weights {form.name}", f"a byte holds {whole}")
+    if values.get("shared_gate") and not values.get("shared_intermediate"):
+        raise bad(
+            "shared_gate", values["shared_gate"], "none without shared_intermediate", "there is nothing to multiply"
+        )
+    if (router := values.get("router")) and router not in ROUTERS:
+        raise bad("router", router, f"{', '.join(ROUTERS)}, with another scale as in sigmoid_renorm_x2.827")
+    if router and experts:
+        ROUTERS[router].check(experts, top_k or 1)
+    if not (tokens and experts and top_k):
+        return
+    if (rows := row_layout(Cell(bench, "", tuple(values.items()))).rows) > MOST_ROWS:
+        raise bad("grid", f"{rows} rows", f"at most {MOST_ROWS}: kernels count in int32", "use fewer tokens")
+    if values.get("sampler") == "trace":
+        if not values.get("trace"):
+            raise bad("sampler", "trace", "together with trace: FILE", "add the path of a Parquet file")
+        path = Path(values["trace"])
+        trace.check(path, tokens, experts, top_k)
+        file_name("name of the trace", path.stem)
+    elif values.get("skew") is not None and values.get("sampler"):
+        skew.check(values["skew"], values["sampler"], tokens, experts, top_k)

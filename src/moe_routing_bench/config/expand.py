@@ -1,10 +1,8 @@
 """From a validated config to jobs: the cartesian product of each grid entry, projected on the axes that each bench reads."""
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from moe_routing_bench.benches.bench import Bench
@@ -13,15 +11,8 @@ from moe_routing_bench.benches.registry import benches_of
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.load import load
-from moe_routing_bench.fields import file_name
 from moe_routing_bench.grid.cell import ISOLATE, Cell, Job, Settings, Value
-from moe_routing_bench.workload import skew, trace
-from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.errors import UserError, bad, near, pick
-from moe_routing_kernels.formats import FORMATS, QUANTISED
-from moe_routing_kernels.formats.weights import WEIGHTS
-from moe_routing_kernels.permute import MOST_ROWS
-from moe_routing_kernels.routers import ROUTERS
 
 _WIDTHS = ("intermediate", "shared_intermediate")  # of experts
 MOST_CELLS = 50_000  # of a config: they are expanded in a few seconds, and measured in days
@@ -161,7 +152,7 @@ def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:
         elif "trace" in found:
             found["trace"] = None
         found |= _shard(found)
-        check(bench.name, found)
+        axes.check(bench.name, found)
         found = {name: value for name, value in found.items() if value is not None or not AXES[name].sparse}
         yield Cell(bench.name, axes.key(found), tuple(found.items()), axes.family(bench.name, found))
 
@@ -195,63 +186,6 @@ def _default(bench: Bench, axis: Axis) -> list[Value]:
             f"add '{axis.name}: [...]' or a model",
         )
     return [axis.default]
-
-
-def check(bench: str, values: Mapping[str, Any]) -> None:
-    """Raise `UserError` for values that make no cell: what single values cannot say."""
-    experts, top_k, tokens = (values.get(name) for name in ("experts", "top_k", "tokens"))
-    if experts and top_k and top_k > experts:
-        raise bad("top_k", top_k, f"1 to experts={experts}", "a token cannot choose an expert twice")
-    if (ranks := values.get("ranks")) and experts and experts % ranks:
-        raise bad("ranks", ranks, f"a divisor of experts={experts}", "every rank has as many experts")
-    if values.get("layout") == "padded" and values.get("capacity_factor") is None:
-        raise bad("layout", "padded", "compact or blockN without a capacity_factor", "padded rows are the capacity")
-    packed = values.get("packed")
-    if packed and packed != values["dtype"] and not FORMATS[packed].quantised:
-        raise bad(
-            "packed", packed, ", ".join((values["dtype"], *QUANTISED)), "rows are copied as they are, or quantised"
-        )
-    weights = WEIGHTS.get(values.get("weights") or "")
-    for name in ("hidden", "intermediate"):
-        if weights and not weights.packs(values[name]):
-            whole = 8 // weights.bits
-            raise bad(name, values[name], f"a multiple of {whole} with weights {weights.name}", f"a byte holds {whole}")
-    if values.get("shared_gate") and not values.get("shared_intermediate"):
-        raise bad(
-            "shared_gate", values["shared_gate"], "none without shared_intermediate", "there is nothing to multiply"
-        )
-    if (router := values.get("router")) and router not in ROUTERS:
-        raise bad("router", router, f"{', '.join(ROUTERS)}, with another scale as in sigmoid_renorm_x2.827")
-    if router and experts:
-        ROUTERS[router].check(experts, top_k or 1)
-    if not (tokens and experts and top_k):
-        return
-    if (rows := row_layout(Cell(bench, "", tuple(values.items()))).rows) > MOST_ROWS:
-        raise bad("grid", f"{rows} rows", f"at most {MOST_ROWS}: kernels count in int32", "use fewer tokens")
-    if values.get("sampler") == "trace":
-        if not values.get("trace"):
-            raise bad("sampler", "trace", "together with trace: FILE", "add the path of a Parquet file")
-        _check_trace(Path(values["trace"]), tokens, experts, top_k)
-    elif values.get("skew") is not None and values.get("sampler"):
-        skew.check(values["skew"], values["sampler"], tokens, experts, top_k)
-
-
-def _check_trace(path: Path, tokens: int, experts: int, top_k: int) -> None:
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        trace.read(path, tokens, experts, top_k)  # which says so
-        return
-    except (OSError, ValueError) as error:  # a name that is too long, or holds a null
-        raise bad("trace", str(path), trace.FORMAT, getattr(error, "strerror", None) or str(error)) from error
-    file_name("name of the trace", path.stem)
-    _readable_trace(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino), tokens, experts, top_k)
-
-
-@functools.lru_cache(1000)
-def _readable_trace(path: Path, state: tuple[int, ...], tokens: int, experts: int, top_k: int) -> None:
-    """Read a file in one `state` once for all cells of these sizes. Raises `UserError`, which is not remembered."""
-    trace.read(path, tokens, experts, top_k)
 
 
 def _check_keys(jobs: list[Job]) -> None:

@@ -1,5 +1,6 @@
 """Recorded routing. Without torch: the grid checks a trace before anything is measured with it."""
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,3 +57,21 @@ def read(path: Path, tokens: int, experts: int, top_k: int) -> "NDArray[np.int32
     if (np.diff(np.sort(rows, axis=1), axis=1) == 0).any():
         raise bad("trace", f"a row that holds an expert twice in {path}", "distinct experts in every row")
     return rows.astype(np.int32)
+
+
+def check(path: Path, tokens: int, experts: int, top_k: int) -> None:
+    """Raise `UserError` where `read` would. A file is read once for all cells of these sizes, until it changes."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        read(path, tokens, experts, top_k)  # which says so
+        return
+    except (OSError, ValueError) as error:  # a name that is too long, or holds a null
+        raise bad("trace", str(path), FORMAT, getattr(error, "strerror", None) or str(error)) from error
+    _read_once(path, (stat.st_mtime_ns, stat.st_size, stat.st_ino), tokens, experts, top_k)
+
+
+@functools.lru_cache(1000)
+def _read_once(path: Path, state: tuple[int, ...], tokens: int, experts: int, top_k: int) -> None:
+    """Read a file in one `state` once for all cells of these sizes. Raises `UserError`, which is not remembered."""
+    read(path, tokens, experts, top_k)
