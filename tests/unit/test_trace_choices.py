@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from moe_routing_bench.traces import reading
-from moe_routing_bench.traces.values import Options
+from moe_routing_bench.traces import Options, reading
 from moe_routing_kernels.errors import UserError
 
 RANDOM = np.random.default_rng(0)

@@ -9,9 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.traces import reading, writing
+from moe_routing_bench.traces import Options, reading, writing
 from moe_routing_bench.traces.columns import role_of
-from moe_routing_bench.traces.values import Options
 from moe_routing_bench.traces.writing import write
 from moe_routing_kernels.errors import UserError
 from project import ROOT

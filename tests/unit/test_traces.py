@@ -15,10 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from moe_routing_bench.cli import main as cli
-from moe_routing_bench.config import expand
 from moe_routing_bench.statistics import load_statistics
-from moe_routing_bench.traces import reading, writing
-from moe_routing_bench.traces.values import Options
+from moe_routing_bench.traces import Options, reading, writing
 from moe_routing_bench.traces.writing import CAPACITY_FACTORS, summary, write
 from moe_routing_bench.workload import trace
 from moe_routing_kernels import guarded
@@ -381,14 +379,14 @@ def test_an_edited_trace_of_equal_size_is_read_again(tmp_path) -> None:
     """In place, where the file keeps its size and its number."""
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"expert_ids": [[0, 1], [1, 0]]}), path)
-    expand._check_trace(path, 2, 2, 2)
+    trace.check(path, 2, 2, 2)
     known = path.stat()
     with path.open("r+b") as file:
         file.write(b"edited")
     os.utime(path, ns=(known.st_atime_ns, known.st_mtime_ns + 1_000_000_000))
     assert (path.stat().st_size, path.stat().st_ino) == (known.st_size, known.st_ino)
     with pytest.raises(UserError):
-        expand._check_trace(path, 2, 2, 2)
+        trace.check(path, 2, 2, 2)
 
 
 @pytest.mark.parametrize(

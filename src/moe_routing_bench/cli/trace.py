@@ -75,16 +75,16 @@ def trace(
     force: options.Force = False,
 ) -> None:
     """Convert recorded expert ids to a trace that `measure --trace` and grid entries replay, and print its loads and drops."""
-    values, reading, writing = (
-        importlib.import_module(f"moe_routing_bench.traces.{name}") for name in ("values", "reading", "writing")
+    traces, reading, writing = (
+        importlib.import_module(f"moe_routing_bench.traces{name}") for name in ("", ".reading", ".writing")
     )
     if first is not None:
-        pick("--first", first, values.FIRST)
+        pick("--first", first, traces.FIRST)
     if out and out.suffix != ".parquet":
         raise bad("--out", str(out), "a name that ends with .parquet")
     if out:
         options.check_file("--out", out, force)
-    given = values.Options(key, layer, first, experts, top_k, columns, header)
+    given = traces.Options(key, layer, first, experts, top_k, columns, header)
     records = [reading.read(path, given) for path in inputs]
     ids = writing.joined([record.ids for record in records])
     known = writing.agreed({record.experts for record in records})

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pyarrow as pa
 
-from moe_routing_bench.traces.values import Options
+from moe_routing_bench.traces import Options
 from moe_routing_kernels.errors import bad, one_line, pick
 
 _FILLERS = {"id", "ids", "idx", "index", "indices", "no", "number", "moe"}

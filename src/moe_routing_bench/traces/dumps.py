@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from moe_routing_bench.traces import Options, Values, array, is_array
 from moe_routing_bench.traces.layout import checked_layer
-from moe_routing_bench.traces.values import Options, Values, array, is_array
 from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import bad
 

@@ -8,17 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.traces import writing
-from moe_routing_bench.traces.values import FIRST, Options, Recorded, Values
-from moe_routing_bench.traces.writing import (
-    MOST_EXPERTS,
-    MOST_VALUES,
-    check_distinct,
-    check_most,
-    check_range,
-    checked,
-    whole,
-)
+from moe_routing_bench.traces import FIRST, Options, Recorded, Values, writing
+from moe_routing_bench.traces.writing import MOST_EXPERTS, MOST_VALUES, check_distinct, check_range, checked, whole
 from moe_routing_kernels.errors import bad, pick
 
 
@@ -189,7 +180,7 @@ def chosen_by_logits(
     if not 1 <= top_k < columns <= MOST_EXPERTS:
         allowed = "1 to one less than the experts, which are the columns"
         raise bad("--top-k", f"{top_k} with logits of the shape {logits.shape} in {where}", allowed)
-    check_most(tokens * top_k, where)
+    writing.check_most(tokens * top_k, where)
     parts = list(_chunks(logits))
     _check_logits(parts, where)
     _check_choice(parts, top_k, where)

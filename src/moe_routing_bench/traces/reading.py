@@ -16,8 +16,7 @@ import pyarrow.csv
 from pyarrow.csv import ReadOptions
 
 from moe_routing_bench.store.parquet import read_table
-from moe_routing_bench.traces import dumps, layout, series, tables
-from moe_routing_bench.traces.values import Options, Recorded, Values
+from moe_routing_bench.traces import Options, Recorded, Values, dumps, layout, series, tables
 from moe_routing_bench.traces.writing import MOST_IDS
 from moe_routing_kernels import guarded
 from moe_routing_kernels.errors import UserError, bad, pick

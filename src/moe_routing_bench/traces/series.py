@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from moe_routing_bench.traces import columns
-from moe_routing_bench.traces.values import Options, Values, array, is_array
+from moe_routing_bench.traces import Options, Values, array, columns, is_array
 from moe_routing_bench.traces.writing import MOST_VALUES, check_most
 from moe_routing_kernels.errors import bad, pick
 

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from moe_routing_bench.traces import Options, Values
 from moe_routing_bench.traces.columns import Roles, quoted, roles_of
-from moe_routing_bench.traces.values import Options, Values
 from moe_routing_bench.traces.writing import COLUMN
 from moe_routing_kernels.errors import bad
 
