@@ -16,7 +16,7 @@ from snakemake.settings.types import DeploymentMethod
 
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.study import progress
-from moe_routing_bench.study.request import groups_of, jobs_of, last
+from moe_routing_bench.study import groups_of, jobs_of, last
 from moe_routing_bench.quantities import count
 from moe_routing_bench.packages import KERNELS, PACKAGE
 from moe_routing_bench.config import load as bench_config
