@@ -13,8 +13,8 @@ from scipy.optimize import linear_sum_assignment
 
 from moe_routing_kernels.routers import learned, losses
 from moe_routing_kernels.routers.learned import build, join
-from moe_routing_kernels.routers.rules.balanced import balanced_assignment, log_plan
 from moe_routing_kernels.routers.rules.selection_bias import balancing_bias
+from moe_routing_kernels.routers.rules.whole_batch import balanced_assignment, log_plan
 
 TOKENS = BATCH * SEQUENCE
 

@@ -185,12 +185,12 @@ _TABLE = (
         "(i + j) mod E for position i and j < k; weights 1/k", "predecessor's `hash`", learns=False,
     ),
     TrainableRule(
-        "base", "balanced.Base", "Balanced assignment by auction in training, best expert in evaluation",
+        "base", "whole_batch.Base", "Balanced assignment by auction in training, best expert in evaluation",
         "training: the assignment with T/E tokens per expert that maximises Σh; evaluation: argmax h; weight σ(h)",
         "BASE Layers 2103.16716", causal=False, causal_eval=True, top_k=1, sums=(0.0, 1.0), options={"rounds": 32},
     ),
     TrainableRule(
-        "sinkhorn", "balanced.Sinkhorn", "Top-k of Sinkhorn-balanced logits in training, of the logits in evaluation",
+        "sinkhorn", "whole_batch.Sinkhorn", "Top-k of Sinkhorn-balanced logits in training, of the logits in evaluation",
         "training: top-k of Sinkhorn(exp h); evaluation: top-k of h; weights p (σ(h) at k = 1)",
         "Clark 2022, 2202.01169 section 3.1; Megatron-LM", causal=False, causal_eval=True, sums=(0.0, 1.0), options={"rounds": 20},
     ),
@@ -229,7 +229,7 @@ _TABLE = (
         losses={"switch": 0.01}, sums=(0.0, 1.0),
     ),
     TrainableRule(
-        "token_rounding", "balanced.TokenRounding", "Top-k with each expert's load rounded to a multiple of the tile",
+        "token_rounding", "whole_batch.TokenRounding", "Top-k with each expert's load rounded to a multiple of the tile",
         "training: top-k of p, then each expert drops its worst or adds its best tokens up to a multiple of 128; weights p/Σ_top-k p",
         "SonicMoE 2512.14080", causal=False, causal_eval=True, least_top_k=2, losses={"switch": 0.01}, sums=(0.0, _INF), options={"tile": 128},
     ),
