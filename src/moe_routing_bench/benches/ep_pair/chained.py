@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moe_routing_bench.benches.dispatch import all_to_all, deduplicated
+from moe_routing_bench.benches.dispatch.all_to_all import send, send_once
 from moe_routing_bench.benches.ep_combine.all_to_all import send_back
 from moe_routing_bench.benches.ep_combine.deduplicated import sums
 from moe_routing_bench.benches.ranks import Exchange
@@ -38,14 +38,14 @@ def bind(
 
 
 def _by_assignment(problem: Exchange, outward: tuple[Tensor, ...], weights: Tensor, y: Tensor, out: Tensor) -> None:
-    sent = all_to_all.send(problem, *outward)
+    sent = send(problem, *outward)
     rows = torch.empty_like(y[: len(sent.by_expert)]).index_copy_(0, sent.by_expert, y[: len(sent.by_expert)])
     tokens, splits = sent.order // problem.top_k, (sent.to_ranks, sent.from_ranks)
     send_back(rows, splits, tokens, weights.flatten()[sent.order], out)
 
 
 def _summed(problem: Exchange, outward: tuple[Tensor, ...], weights: Tensor, y: Tensor, out: Tensor) -> None:
-    sent = deduplicated.send(problem, *outward)
+    sent = send_once(problem, *outward)
     come = weights.new_empty(sum(sent.from_ranks), problem.top_k)
     dist.all_to_all_single(come, weights[sent.tokens], sent.from_ranks, sent.to_ranks)
     used, row_weights = y[: len(sent.assignment)], come.flatten()[sent.assignment]
