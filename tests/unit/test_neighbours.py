@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from moe_routing_bench.comparison import anomalies, neighbours
+from moe_routing_bench.comparison import anomalies
 
 NEAREST = 5
 
@@ -24,8 +24,8 @@ def test_the_nearest_are_those_of_all_pairs(case: str, monkeypatch: pytest.Monke
     rng = np.random.default_rng(7)
     parts, needs = cells(case, rng)
     times = rng.lognormal(size=len(parts))
-    monkeypatch.setattr(neighbours, "FEW", 3)
-    for i, near in enumerate(neighbours.near(parts, needs, NEAREST)):
+    monkeypatch.setattr(anomalies, "FEW", 3)
+    for i, near in enumerate(anomalies.neighbours(parts, needs, NEAREST)):
         every = np.flatnonzero((parts != parts[i]).sum(axis=1) == 1)
         assert set(near) <= set(every) and len(near) >= min(NEAREST, len(every))
         allowed, expected = (anomalies._allowed(needs[i], needs[of], times[of]) for of in (near, every))
@@ -36,5 +36,5 @@ def test_of_many_cells_few_are_looked_at() -> None:
     """A grid of 3,000 shapes, of which every other is a neighbour."""
     tokens, experts = (axis.ravel() for axis in np.meshgrid(np.arange(1.0, 751), [8.0, 16.0, 32.0, 64.0]))
     parts = np.stack([np.arange(len(tokens)), np.zeros(len(tokens), int)], axis=1)
-    near = neighbours.near(parts, np.stack([tokens * experts, tokens, experts], axis=1), NEAREST)
+    near = anomalies.neighbours(parts, np.stack([tokens * experts, tokens, experts], axis=1), NEAREST)
     assert max(map(len, near)) < 4 * NEAREST and min(map(len, near)) >= NEAREST

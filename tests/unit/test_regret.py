@@ -8,9 +8,9 @@ from rows import frame, one
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.choices import of_runs, stored
-from moe_routing_bench.comparison import regret
-from moe_routing_kernels.choices import table
-from moe_routing_kernels.choices.table import Entry, Shape
+from moe_routing_bench.comparison import origins, regret
+from moe_routing_kernels import choices
+from moe_routing_kernels.choices import Entry, Shape
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.implementations import ranked
 
@@ -168,12 +168,12 @@ def test_the_newest_measurement_of_a_cell_counts_and_one_of_few_implementations_
 
 
 def test_an_unknown_card_is_refused() -> None:
-    assert regret.architecture(None) == "cpu" and regret.architecture("NVIDIA H100 80GB HBM3") == "sm_90"
-    assert regret.architecture("NVIDIA A100-SXM4-80GB") == "sm_80"
+    assert origins.architecture(None) == "cpu" and origins.architecture("NVIDIA H100 80GB HBM3") == "sm_90"
+    assert origins.architecture("NVIDIA A100-SXM4-80GB") == "sm_80"
     regret.check_cards([SMALL])
     with pytest.raises(UserError, match=r"card: got 'NVIDIA T4'; allowed: A100, .*; hint: add its architecture"):
         regret.check_cards(
-            [replace(SMALL, card="NVIDIA T4", shape=replace(SHAPE, architecture=regret.architecture("NVIDIA T4")))]
+            [replace(SMALL, card="NVIDIA T4", shape=replace(SHAPE, architecture=origins.architecture("NVIDIA T4")))]
         )
 
 
@@ -187,8 +187,8 @@ def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:
     """The same bytes; after new rows: moe-routing-bench choices --force --out src/moe_routing_kernels/choices/regret.json"""
     monkeypatch.chdir(ROOT)
     entries = of_runs(stored())
-    assert table.text(entries) == table.FILE.read_text(encoding="utf-8")
-    assert regret.lines(entries, table.load())
+    assert choices.text(entries) == choices.FILE.read_text(encoding="utf-8")
+    assert regret.lines(entries, choices.load())
 
 
 def test_entries_leave_out_plug_ins_and_shared_experts() -> None:

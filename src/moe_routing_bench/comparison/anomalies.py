@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from moe_routing_bench.comparison import neighbours
 from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.quantities import us
@@ -44,6 +43,9 @@ _FIXED = ["bench", "implementation", "gpu_uuid", *(axis.name for axis in AXES.va
 _READ = list(
     dict.fromkeys((*_FIXED, "status", "median_us", "q1_us", "q3_us", *itertools.chain(NEEDS, *PARTS.values())))
 )
+FEW = 300  # neighbours that are not worth a tree
+_MARGIN = 1e-9  # of a distance: what rounding may change
+_FIRST = 16  # of the nearest, asked for at once
 
 
 def found(rows: pd.DataFrame) -> pd.Series:
@@ -88,7 +90,7 @@ def _implausible(group: pd.DataFrame, parts: np.ndarray) -> dict[Any, str]:
     times = group["median_us"].to_numpy(float)
     needs = group[[name for name in NEEDS if name in group]].to_numpy(float)
     words = {}
-    near = neighbours.near(parts, needs, NEAREST)
+    near = neighbours(parts, needs, NEAREST)
     for index, time, need, others in zip(group.index, times, needs, near, strict=True):
         if len(others) < LEAST_NEIGHBOURS:
             continue
@@ -172,3 +174,61 @@ def _outcome(row: Mapping[str, Any], second: Mapping[str, Any] | None) -> str:
     factor = max(row["median_us"] / second["median_us"], second["median_us"] / row["median_us"])
     card = "" if row["gpu_uuid"] == second["gpu_uuid"] else ", on another card"
     return CONFIRMED if factor <= AGREE else f"{us(second['median_us'])}, a factor of {factor:.2g} apart{card}"
+
+
+def neighbours(parts: np.ndarray, needs: np.ndarray, nearest: int) -> list[np.ndarray]:
+    """For each of n cells the places of its neighbours, ascending: of many at least the `nearest`, with all that are as near.
+
+    `parts` (n, p) has equal numbers where cells are equal in a part, `needs` (n, m) what they need. How far two cells are apart is the
+    logarithm of the room that their times leave each other: of what they need, the largest ratio over the smallest, 1 among them. With
+    logarithms x and y that is max(0, x - y) - min(0, x - y), a norm, and the largest coordinate in a space whose axes are the needs and the
+    differences between any two. In that space a k-d tree finds the nearest, where comparing all pairs of 10,000 cells takes minutes.
+    """
+    found: list[list[np.ndarray]] = [[] for _ in parts]
+    for part in range(parts.shape[1]):
+        for members in _groups(np.delete(parts, part, axis=1)):
+            values = parts[members, part]
+            for place, others in zip(members, _of_group(values, needs[members], nearest), strict=True):
+                found[place].append(members[others])
+    return [np.sort(np.concatenate(each)) for each in found]
+
+
+def _groups(keys: np.ndarray) -> list[np.ndarray]:
+    """The places of equal rows, ascending in each group."""
+    _, numbers = np.unique(keys, axis=0, return_inverse=True)
+    numbers = numbers.ravel()
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+
+
+def _of_group(values: np.ndarray, needs: np.ndarray, nearest: int) -> list[np.ndarray]:
+    """For each cell of a group the places of those with another value: all, or the nearest."""
+    points = None if len(values) <= FEW else _points(needs)
+    if points is None:
+        return [np.flatnonzero(values != value) for value in values]
+    from scipy.spatial import cKDTree  # takes a fifth of a second to import
+
+    tree, found, left, count = cKDTree(points), [np.empty(0, int)] * len(values), np.arange(len(values)), _FIRST
+    while len(left):
+        count = min(count, len(values))
+        distances, places = tree.query(points[left], k=count, p=np.inf)
+        other = values[places] != values[left, None]
+        enough = np.cumsum(other, axis=1) >= nearest
+        limit = np.where(enough[:, -1], distances[np.arange(len(left)), enough.argmax(axis=1)], np.inf)
+        limit = limit * (1 + _MARGIN) + _MARGIN
+        done = (distances[:, -1] > limit) | (count == len(values))
+        for i in np.flatnonzero(done):
+            found[left[i]] = places[i][other[i] & (distances[i] <= limit[i])]
+        left, count = left[~done], 4 * count
+    return found
+
+
+def _points(needs: np.ndarray) -> np.ndarray | None:
+    """Coordinates in which the largest difference is the distance; None where some needs are not known, which leaves their ratios at 1."""
+    with np.errstate(invalid="ignore"):
+        known = np.isfinite(needs) & (needs > 0)
+    if (known.any(axis=0) != known.all(axis=0)).any():
+        return None
+    logs = np.log(needs[:, known.all(axis=0)])
+    pairs = [logs[:, i] - logs[:, j] for i, j in itertools.combinations(range(logs.shape[1]), 2)]
+    return np.column_stack([logs, *pairs]) if logs.shape[1] else None

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 GPU, CPU = "gpu_name", "cpu_model"
+# What a card is, by a word of its name: rows name the card, a choice is made for its architecture.
+ARCHITECTURES = {
+    "A100": "sm_80",
+    "L40S": "sm_89",
+    "H100": "sm_90",
+    "H200": "sm_90",
+    "H20": "sm_90",
+    "GH200": "sm_90",
+    "B200": "sm_100",
+}
 
 
 def column(rows: "pd.DataFrame") -> str:
@@ -24,6 +34,14 @@ def column(rows: "pd.DataFrame") -> str:
 def names(rows: "pd.DataFrame") -> list[str]:
     """What timed these rows, each once; none where it is not known."""
     return [str(name) for name in rows[column(rows)].dropna().unique()]
+
+
+def architecture(card: str | None) -> str:
+    """The architecture of a card, ``cpu`` where there is none; of an unknown one its name, which fits no other."""
+    if not card:
+        return "cpu"
+    words = card.replace("-", " ").split()
+    return next((found for name, found in ARCHITECTURES.items() if name in words), card)
 
 
 _KERNELS = {"triton", "cutlass"}  # what our kernels are written in

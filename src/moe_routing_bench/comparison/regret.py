@@ -15,23 +15,12 @@ from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import origins
 from moe_routing_bench.config.axes import SHARED
-from moe_routing_kernels.choices import choose, distance
+from moe_routing_kernels.choices import SIZES, Entry, Shape, check_names, choose, distance
 from moe_routing_kernels.choices.chooser import preferred
-from moe_routing_kernels.choices.table import SIZES, Entry, Shape, check_names
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.implementations import ranked
 
 BENCH = "layer"
-# What a card is, by a word of its name: rows name the card, a choice is made for its architecture.
-ARCHITECTURES = {
-    "A100": "sm_80",
-    "L40S": "sm_89",
-    "H100": "sm_90",
-    "H200": "sm_90",
-    "H20": "sm_90",
-    "GH200": "sm_90",
-    "B200": "sm_100",
-}
 _VERSIONS = ("torch_version", "triton_version", "cutlass_dsl_version", "driver")
 _WHOLE = ("tokens", "experts", "top_k", "hidden", "intermediate")
 
@@ -57,19 +46,13 @@ def fullest(found: Iterable[Entry]) -> list[Entry]:
     return [kept[key] for key in sorted(kept)]
 
 
-def architecture(card: str | None) -> str:
-    """The architecture of a card, ``cpu`` where there is none; of an unknown one its name, which fits no other."""
-    if not card:
-        return "cpu"
-    words = card.replace("-", " ").split()
-    return next((found for name, found in ARCHITECTURES.items() if name in words), card)
-
-
 def check_cards(found: Iterable[Entry]) -> None:
     """Raise `UserError` for an entry of a card whose architecture is unknown: no choice would ever be made from it."""
     for one in found:
         if one.shape.architecture == one.card:
-            raise bad("card", one.card, ", ".join(ARCHITECTURES), "add its architecture to comparison/choices.py")
+            raise bad(
+                "card", one.card, ", ".join(origins.ARCHITECTURES), "add its architecture to comparison/origins.py"
+            )
 
 
 def chosen(configuration: str) -> str:
@@ -99,7 +82,7 @@ def _entry(cell: pd.DataFrame, run: str) -> Entry:
     return Entry(
         cell=str(first["cell"]),
         phase=str(first["phase"]),
-        shape=Shape(**known, architecture=architecture(card)),
+        shape=Shape(**known, architecture=origins.architecture(card)),
         times={name: round(float(us), 3) for name, us in by_name["median_us"].items()},
         model="" if pd.isna(first["model"]) else str(first["model"]),
         verdicts={name: str(said) for name, said in by_name["best_verdict"].dropna().items()},
