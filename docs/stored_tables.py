@@ -17,14 +17,14 @@ import pandas as pd
 import twins
 from scipy import stats
 
-from moe_routing_bench.ceilings import share_of_mixed
 from moe_routing_bench.comparison import origins, regret
+from moe_routing_bench.measure.completion import share_of_mixed
 from moe_routing_bench.quality import compare, family, run_rows
 from moe_routing_bench.quantities import count, significant
 from moe_routing_bench.report import format_bars, layer_bars, reached, routing_bars, run_pages, trained_rules, words
 from moe_routing_bench.report.parts import BarLine
 from moe_routing_bench.store import companions, records
-from moe_routing_kernels.choices import table as table_of_choices
+from moe_routing_kernels import choices as table_of_choices
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "results/nvidia-h200"

@@ -8,8 +8,8 @@ import torch
 from moe_routing_bench.benches.layer import auto
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
-from moe_routing_kernels.choices import chooser, table
-from moe_routing_kernels.choices.table import Entry, Shape
+from moe_routing_kernels import choices
+from moe_routing_kernels.choices import Entry, Shape, chooser
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.target import CPU, Target
 
@@ -33,7 +33,7 @@ def best(monkeypatch):
     def plant(name: str, architecture: str = "cpu") -> None:
         times = dict.fromkeys((*FORMS, "cute", "triton_gather"), 2.0) | {name: 1.0}
         entry = Entry("c", "prefill", replace(SHAPE, architecture=architecture), times)
-        monkeypatch.setattr(table, "load", lambda: (entry,))
+        monkeypatch.setattr(choices, "load", lambda: (entry,))
 
     return plant
 

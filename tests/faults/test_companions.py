@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from moe_routing_bench import study
 from moe_routing_bench.cli import report
 from moe_routing_bench.comparison import anomalies
 from moe_routing_bench.report import section_tables, seeds
 from moe_routing_bench.store import companions, paths
 from moe_routing_bench.store.parquet import write_table
-from moe_routing_bench.study import request
 from moe_routing_kernels.errors import UserError
 
 CSV = "a,b\n1,2\n3,4\n"
@@ -27,7 +27,7 @@ def stored(name: str) -> Callable[[Path], Any]:
 
 READERS: dict[str, Callable[[Path], Any]] = {
     "again.parquet": lambda path: companions.rows(path, anomalies.SECONDS),
-    "config.json": lambda path: request.config_or_last(None, None, "cpu", None),
+    "config.json": lambda path: study.config_or_last(None, None, "cpu", None),
     "models of config.json": lambda path: report._own_file("cpu"),
     "profile.json": lambda path: companions.mapping(path, report._PROFILE),
     "ncu.csv": lambda path: report._stored("cpu"),

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.library import opcheck
 
-from moe_routing_kernels import ops
-from moe_routing_kernels.choices import chooser, table
-from moe_routing_kernels.choices.table import Entry, Shape
+from moe_routing_kernels import choices, ops
+from moe_routing_kernels.choices import Entry, Shape, chooser
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.ops import library_experts
@@ -29,7 +28,7 @@ def best(monkeypatch):
 
     def plant(name: str, phase: str = "prefill") -> None:
         entry = Entry("c", phase, SHAPE, dict.fromkeys(NAMES, 2.0) | {name: 1.0})
-        monkeypatch.setattr(table, "load", lambda: (entry,))
+        monkeypatch.setattr(choices, "load", lambda: (entry,))
         chooser.way.cache_clear()
 
     yield plant
@@ -84,7 +83,7 @@ def test_a_choice_is_remembered(best, monkeypatch) -> None:
     pytest.importorskip("cutlass")
     best("cute")
     first = chooser.way(problem(), HOPPER)
-    monkeypatch.setattr(table, "load", None)
+    monkeypatch.setattr(choices, "load", None)
     monkeypatch.setattr(chooser, "importlib", None)
     assert chooser.way(problem(), HOPPER) is first
 

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from index import uv
 
+from moe_routing_bench import study
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.packages import KERNELS, PACKAGE
-from moe_routing_bench.study import request
 from project import OF_BOTH, ROOT, count, draw_only, reduced
 
 pytestmark = pytest.mark.slow
@@ -55,7 +55,7 @@ def run(installed: Path, folder: Path, *command: str, check: bool = True) -> sub
 
 def cells_of(config: Path) -> list[str]:
     """The bench of each cell of a config."""
-    return [job.cell.bench for job in request.jobs_of(request.effective([config], None))]
+    return [job.cell.bench for job in study.jobs_of(study.effective([config], None))]
 
 
 def snakemake(installed: Path, folder: Path, *arguments: str) -> dict[str, int]:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from moe_routing_kernels.choices import choose, distance, fastest, table
+from moe_routing_kernels import choices
+from moe_routing_kernels.choices import Entry, Shape, choose, distance, fastest
 from moe_routing_kernels.choices.chooser import preferred
-from moe_routing_kernels.choices.table import Entry, Shape
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.implementations import ranked
 
@@ -98,8 +98,8 @@ def test_what_waits_for_a_gpu_is_the_last_resort_there() -> None:
 
 def test_a_table_is_read_as_it_was_written(tmp_path) -> None:
     path = tmp_path / "choices.json"
-    path.write_text(table.text([MANY, FEW]))
-    assert table.load(path) == (MANY, FEW) and table.text(table.load(path)) == path.read_text()
+    path.write_text(choices.text([MANY, FEW]))
+    assert choices.load(path) == (MANY, FEW) and choices.text(choices.load(path)) == path.read_text()
 
 
 def edited(text: str) -> str:
@@ -122,15 +122,15 @@ def older(text: str) -> str:
 )
 def test_a_damaged_or_stale_table_is_refused_in_one_line(damage, said, tmp_path) -> None:
     path = tmp_path / "choices.json"
-    path.write_text(damage(table.text([MANY])))
+    path.write_text(damage(choices.text([MANY])))
     with pytest.raises(UserError, match=said) as caught:
-        table.load(path)
+        choices.load(path)
     assert "\n" not in str(caught.value) and "moe-routing-bench choices --out" in str(caught.value)
     with pytest.raises(UserError, match="a readable table"):
-        table.load(tmp_path / "none.json")
+        choices.load(tmp_path / "none.json")
 
 
 def test_a_table_of_other_implementations_is_refused() -> None:
-    table.check_names([MANY], ["cute", "cute_gather"])
+    choices.check_names([MANY], ["cute", "cute_gather"])
     with pytest.raises(UserError, match=r"^implementations of the table of choices: got 'cute_gather'"):
-        table.check_names([MANY], ["cute"])
+        choices.check_names([MANY], ["cute"])

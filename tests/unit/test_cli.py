@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import forks
-from moe_routing_bench import packages
+from moe_routing_bench import packages, study
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.cli import printing, status
@@ -25,8 +25,8 @@ from moe_routing_bench.quality import code as quality_code
 from moe_routing_bench.quality import plan, run_rows
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import paths, platforms, records, rows
-from moe_routing_bench.study import progress, request
-from moe_routing_kernels.choices import table
+from moe_routing_bench.study import progress
+from moe_routing_kernels import choices
 from signals import interruptible, runs
 
 ROOT = Path(__file__).parents[2]
@@ -451,7 +451,7 @@ def test_without_a_config_status_and_prune_follow_the_last_run(call):
     status, _, error = call("prune", "--platform", "cpu", "--remove")
     assert status == 2 and "results/cpu/config.json" in error and kept.exists()
     assert "asked by config/config.yaml, because" in call("status", "--platform", "cpu")[1]
-    request.last("cpu").write_text(json.dumps(CONFIG))
+    study.last("cpu").write_text(json.dumps(CONFIG))
     assert "found 0 files" in call("prune", "--platform", "cpu")[1]
     out = call("status", "--platform", "cpu")[1]
     assert "1 of 2 cells measured, 1 remain\nasked by results/cpu/config.json\n" in out
@@ -484,7 +484,7 @@ def test_choices_prints_the_regret_and_writes_the_table(call):
     """Of all stored runs that are not of a CPU, or of those that are named."""
     Path("results").symlink_to(ROOT / "results")
     code, out, _ = call("choices", "--out", "table.json")
-    assert code == 0 and Path("table.json").read_bytes() == table.FILE.read_bytes()
+    assert code == 0 and Path("table.json").read_bytes() == choices.FILE.read_bytes()
     for text in (
         "in the table, against the best of the candidates: mean 0.0%",
         "left out, against the best measured: mean",
@@ -500,7 +500,7 @@ def test_choices_prints_the_regret_and_writes_the_table(call):
         "--out",
         "some.json",
     )
-    assert code == 0 and Path("some.json").read_bytes() == table.FILE.read_bytes(), "no other run has layers"
+    assert code == 0 and Path("some.json").read_bytes() == choices.FILE.read_bytes(), "no other run has layers"
     code, _, said = call("choices", "nvidia-h200.training")
     assert code == 2 and "layers with a time" in said
 

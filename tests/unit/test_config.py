@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from moe_routing_bench import study
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config import presets, sections
 from moe_routing_bench.config.axes import AXES
@@ -13,9 +14,8 @@ from moe_routing_bench.config.expand import expand
 from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.grid.run_spec import Adaptation, Run
 from moe_routing_bench.store import paths, project_files
-from moe_routing_bench.study import request
-from moe_routing_bench.study.request import jobs_of
-from moe_routing_bench.study.request import models as models_of
+from moe_routing_bench.study import jobs_of
+from moe_routing_bench.study import models as models_of
 from moe_routing_kernels import formats
 from moe_routing_kernels.errors import UserError
 
@@ -42,13 +42,13 @@ def test_shares_hold_whole_families_each_once(models):
     """Of every number of shares; those of the published grid are of about equal size."""
     families = [job.cell.family for job in expand(config.load(ROOT / "config/h200.yaml"), models)]
     for shares in (1, 2, 3, 8):
-        parts = [request.groups_of(f"{number}/{shares}", families) for number in range(1, shares + 1)]
+        parts = [study.groups_of(f"{number}/{shares}", families) for number in range(1, shares + 1)]
         assert sorted(family for part in parts for family in part) == sorted(set(families))
         sizes = [sum(family in part for family in families) for part in parts]
         assert max(sizes) - min(sizes) <= 2, sizes
-    assert request.groups_of(None, families) == set(families)
+    assert study.groups_of(None, families) == set(families)
     with pytest.raises(UserError, match=r"config.share: got '3/2'; allowed: 1/2 to 2/2"):
-        request.groups_of("3/2", families)
+        study.groups_of("3/2", families)
 
 
 def test_a_later_file_overrides_an_earlier_one(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.packages import PACKAGES
-from moe_routing_kernels import experts, layer
-from moe_routing_kernels.choices import chooser, table
+from moe_routing_kernels import choices, experts, layer
+from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.implementations import (
     NEEDS,
@@ -104,7 +104,7 @@ def planted(monkeypatch: pytest.MonkeyPatch):
         return module
 
     monkeypatch.setattr(chooser, "installed", lambda package: True)
-    monkeypatch.setattr(table, "load", tuple)
+    monkeypatch.setattr(choices, "load", tuple)
     for remembered in (chooser.kernel, chooser.way):
         remembered.cache_clear()
     yield plant

@@ -40,7 +40,6 @@ HOUSES = {
         "ops": "activations errors formats routers routing choices cute gate permute pack combine experts implementations layer target",
     },
     "moe_routing_bench": {
-        "ceilings": "",
         "student": "",
         "intervals": "student",
         "statistics": "intervals student",
@@ -55,7 +54,7 @@ HOUSES = {
         "benches": "packages grid workload peers",
         "config": "fields grid workload benches",
         "store": "packages parquet_sizes grid benches config",
-        "measure": "packages streams ceilings intervals statistics grid workload benches store",
+        "measure": "packages streams intervals statistics grid workload benches store",
         "traces": "statistics workload store",
         "quality": "packages statistics grid config store measure",
         "comparison": "quantities intervals statistics grid benches config measure",
@@ -68,7 +67,7 @@ HOUSES = {
     },
 }
 # Parts of the instrument that need nothing of the kernels.
-WITHOUT_KERNELS = {"ceilings", "intervals", "quantities", "statistics", "streams", "student"}
+WITHOUT_KERNELS = {"intervals", "quantities", "statistics", "streams", "student"}
 MAY_IMPORT_TORCH = {
     "formats",
     "target",

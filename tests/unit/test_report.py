@@ -163,7 +163,7 @@ STORED = Path(__file__).parents[2] / "results/nvidia-h200/measurements.parquet"
 
 def test_what_auto_chooses(tmp_path, monkeypatch):
     """By a table in which triton is best at T=1024: there, and with the next size's best where the cell is left out."""
-    monkeypatch.setattr(section_tables.table, "load", lambda: planted)
+    monkeypatch.setattr(section_tables.table_of_choices, "load", lambda: planted)
     ok = rows().query("bench == 'layer' and skew == 0 and status == 'ok'")
     planted = [
         replace(one, times=dict.fromkeys(one.times, 2.0) | {"triton" if one.shape.tokens == 1024 else "cute": 1.0})

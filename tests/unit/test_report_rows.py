@@ -20,7 +20,7 @@ from moe_routing_bench.report import packing
 from moe_routing_bench.report import row_data as pages
 from moe_routing_bench.report.row_fields import LEFT_OUT, fields
 from moe_routing_bench.store.records import COLUMNS
-from moe_routing_bench.study.request import last
+from moe_routing_bench.study import last
 
 pytestmark = pytest.mark.slow
 

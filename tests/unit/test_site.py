@@ -21,7 +21,7 @@ from moe_routing_bench.report.render import render
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.store.records import SCHEMA
-from moe_routing_bench.study.request import models
+from moe_routing_bench.study import models
 from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ import pytest
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report.seeds.section import section
 from moe_routing_bench.store import records
-from moe_routing_bench.study.request import LAST
+from moe_routing_bench.study import LAST
 from project import CELLS, GRID, ROOT, SHOWN, SMALL, Project, count, measured
 from signals import commands, interruptible
 

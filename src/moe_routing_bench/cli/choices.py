@@ -13,7 +13,7 @@ from moe_routing_bench.cli.printing import show
 from moe_routing_bench.cli.report import accuracy_of
 from moe_routing_bench.quantities import counts, us
 from moe_routing_bench.store import paths, platforms, records
-from moe_routing_kernels.choices import table
+from moe_routing_kernels import choices as table_of_choices
 from moe_routing_kernels.errors import bad, writing
 
 
@@ -47,7 +47,7 @@ def choices(
         print(f"always the same, at best: {fixed[0].what}: {_summary(fixed[0])}")
     if out:
         with writing(out):
-            out.write_text(table.text(entries), encoding="utf-8")
+            out.write_text(table_of_choices.text(entries), encoding="utf-8")
         print(f"wrote {out}: {len(entries)} cells")
 
 
@@ -57,7 +57,7 @@ def stored() -> list[str]:
     return [name for name in runs if name.partition(".")[0] != platforms.CPU]
 
 
-def of_runs(runs: list[str]) -> list[table.Entry]:
+def of_runs(runs: list[str]) -> list[table_of_choices.Entry]:
     """The entries of all layers that were measured in these runs, one of each cell. Raises `UserError` where there is none."""
     made = importlib.import_module("moe_routing_bench.comparison.regret")
     entries = made.fullest(entry for run in runs for entry in made.entries(_rows(run), run))

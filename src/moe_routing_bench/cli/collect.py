@@ -16,7 +16,7 @@ from moe_routing_bench.quality import adaptation_rows, plan, run_rows
 from moe_routing_bench.quantities import counts
 from moe_routing_bench.store import cell_files, companions, paths, records
 from moe_routing_bench.store.parquet import write_table
-from moe_routing_bench.study.request import config_or_last, effective, jobs_of, platform_of
+from moe_routing_bench.study import config_or_last, effective, jobs_of, platform_of
 from moe_routing_kernels.errors import bad, one_line, pick
 
 

@@ -15,8 +15,8 @@ from moe_routing_bench.cli.printing import progress_console
 from moe_routing_bench.config.load import on
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.project_files import to_install
-from moe_routing_bench.study.request import effective, jobs_of
-from moe_routing_bench.study.request import models as own
+from moe_routing_bench.study import effective, jobs_of
+from moe_routing_bench.study import models as own
 from moe_routing_kernels.errors import NoForm, bad, pick
 
 _GPU = "gpu"  # any platform but the CPU's: where kernels run, a config's part for CPUs is not what counts

@@ -19,7 +19,7 @@ from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config.load import load
 from moe_routing_bench.measure import gpus
 from moe_routing_bench.store import paths, platforms
-from moe_routing_bench.study.request import jobs_of, references
+from moe_routing_bench.study import jobs_of, references
 from moe_routing_kernels.errors import UserError, one_line
 from moe_routing_kernels.implementations import NVIDIA
 

@@ -15,7 +15,7 @@ from moe_routing_bench.config import axes, presets
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.project_files import to_install
 from moe_routing_bench.store.records import COLUMNS, about
-from moe_routing_bench.study.request import models, references
+from moe_routing_bench.study import models, references
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats.weights import WEIGHTS
 from moe_routing_kernels.routers import ROUTERS

@@ -32,8 +32,7 @@ from moe_routing_bench.grid.cell import ISOLATE, Job, Settings
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import cell_files, paths, platforms
 from moe_routing_bench.store.parquet import write_table
-from moe_routing_bench.study import progress
-from moe_routing_bench.study.request import config_or_last, jobs_of, references
+from moe_routing_bench.study import config_or_last, jobs_of, progress, references
 from moe_routing_kernels.errors import bad, pick, writing
 from moe_routing_kernels.formats.weights import WEIGHTS
 

@@ -15,7 +15,7 @@ from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.fields import NONE, decimal, words
 from moe_routing_bench.grid.cell import ISOLATE, Job
 from moe_routing_bench.store import paths
-from moe_routing_bench.study.request import models
+from moe_routing_bench.study import models
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import bad
 

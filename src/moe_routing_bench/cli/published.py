@@ -17,7 +17,7 @@ from moe_routing_bench.quality import code
 from moe_routing_bench.store import manifest as manifests
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.parquet import read_table
-from moe_routing_bench.study.request import models, platform_of
+from moe_routing_bench.study import models, platform_of
 from moe_routing_kernels.errors import bad, writing
 
 _TRAINED = {"quality": code.training_files, "perft": code.adaptation_files}

@@ -15,7 +15,7 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.quality import adaptation_rows, run_rows
 from moe_routing_bench.store import companions, manifest, paths, platforms, records
 from moe_routing_bench.store.project_files import own_or_shipped
-from moe_routing_bench.study.request import last, models, platform_of
+from moe_routing_bench.study import last, models, platform_of
 from moe_routing_kernels.errors import bad, pick, writing
 
 _UNSHOWN = ("expert_load", "block_clocks_mhz", "block_powers_w")  # lists that no figure and no section reads

@@ -17,8 +17,7 @@ from moe_routing_bench.quality import plan as training
 from moe_routing_bench.quantities import count, counts
 from moe_routing_bench.store import cell_files, paths, records
 from moe_routing_bench.store.parquet import KEEP
-from moe_routing_bench.study import progress
-from moe_routing_bench.study.request import config_or_last, jobs_of, last
+from moe_routing_bench.study import config_or_last, jobs_of, last, progress
 from moe_routing_kernels.errors import bad
 
 

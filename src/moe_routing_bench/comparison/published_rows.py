@@ -12,8 +12,8 @@ import pandas as pd
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import regret
 from moe_routing_bench.config.claims import Source
+from moe_routing_kernels import choices as table_of_choices
 from moe_routing_kernels import guarded
-from moe_routing_kernels.choices import table as table_of_choices
 from moe_routing_kernels.errors import bad
 
 REPRODUCED, NOT, NO_ROW, NO_IMPLEMENTATION, NO_TIME = (

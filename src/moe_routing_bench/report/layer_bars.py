@@ -26,7 +26,7 @@ from moe_routing_bench.report.bars import (
     own_figure,
     uneven,
 )
-from moe_routing_kernels.choices import table as choices
+from moe_routing_kernels import choices
 
 OURS = ("cute", "cute_gather", "cute_dependent", "triton", "triton_gather")
 AROUND_QUACK = ("cute_quack", "cute_quack_gather")

@@ -13,8 +13,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from moe_routing_kernels.choices import choose, table
-from moe_routing_kernels.choices.table import Shape
+from moe_routing_kernels import choices
+from moe_routing_kernels.choices import Shape, choose
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.implementations import NVIDIA, Candidate, listed, load, ranked, reason
 from moe_routing_kernels.layer import Layer
@@ -104,7 +104,7 @@ def fastest(shape: Shape, able: Collection[str], phase: str | None = None) -> st
 
     On a GPU those that read loads on the host take part only where there is no other. Raises `UserError` for a table that cannot be read.
     """
-    return choose(shape, preferred(able, shape.architecture), table.load(), phase)
+    return choose(shape, preferred(able, shape.architecture), choices.load(), phase)
 
 
 def preferred(able: Collection[str], architecture: str) -> list[str]:

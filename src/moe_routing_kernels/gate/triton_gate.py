@@ -1,12 +1,10 @@
 """Gate in Triton: scores to top-k ids and weights for any fused routing rule, in one launch.
 
-Strategy: each program has a block of tokens, with all scores of a token in registers as 64-bit keys: the order-preserving
-bits of the float above the complement of the expert's id, so that one maximum finds the best expert and settles ties in
-favour of the lowest id. There are k rounds of maximum and removal.
+Strategy: each program has a block of tokens, with all scores of a token in registers as 64-bit keys: the order-preserving bits of the float
+above the complement of the expert's id, so that one maximum finds the best expert, of equal ones the lowest id, in k rounds.
 Compulsory bytes: T * E * itemsize + 8 * T * k; floor: reading the scores (see cute_gate).
 
-Invariant: keys are unique, so a round removes exactly one expert. A token with a NaN among its scores gets ids -1 and NaN
-weights.
+Invariant: keys are unique, so a round removes exactly one expert. A token with a NaN among its scores gets ids -1 and NaN weights.
 """
 
 import functools

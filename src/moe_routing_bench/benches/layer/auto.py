@@ -11,7 +11,8 @@ from typing import Any
 
 from moe_routing_bench.benches.bench import Bench, Stage, find
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_kernels.choices import chooser, table
+from moe_routing_kernels import choices
+from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.errors import one_line
 from moe_routing_kernels.implementations import ranked
 from moe_routing_kernels.target import Target
@@ -62,8 +63,8 @@ class Choosing(Sharing):
     def chosen(self, cell: Cell, target: Target | None = None) -> str | None:
         """The implementation that `auto` is in a cell, on this machine where no target is given; None where none can run it."""
         target = target or Target.here()
-        table.check_names(table.load(), (one.name for one in self.implementations))
-        shape = table.Shape(**{name: cell.get(name) for name in table.SIZES}, architecture=target.generation)
+        choices.check_names(choices.load(), (one.name for one in self.implementations))
+        shape = choices.Shape(**{name: cell.get(name) for name in choices.SIZES}, architecture=target.generation)
         return chooser.fastest(shape, [name for name, why in self._reasons(cell, target).items() if why is None])
 
     def supports(self, implementation: str, cell: Cell, target: Target | None = None) -> str | None:

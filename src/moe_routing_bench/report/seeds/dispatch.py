@@ -15,9 +15,9 @@ from moe_routing_bench.comparison import regret
 from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.seeds import figures, number, ratio
 from moe_routing_bench.report.seeds.models import label, reduced, why
-from moe_routing_kernels.choices import choose, table
+from moe_routing_kernels import choices
+from moe_routing_kernels.choices import Entry, choose
 from moe_routing_kernels.choices.chooser import preferred
-from moe_routing_kernels.choices.table import Entry
 
 STEPS = 32  # tokens that their test of models generates
 PHASES = ("prefill", "decode")
@@ -44,7 +44,7 @@ class Phase:
     def hinted(self) -> str | None:
         """What `auto` would choose, among what has a time, if it were told the phase."""
         able = preferred(self.entry.times, self.entry.shape.architecture)
-        return choose(self.entry.shape, able, table.load(), self.entry.phase)
+        return choose(self.entry.shape, able, choices.load(), self.entry.phase)
 
 
 def tables(rows: pd.DataFrame, source: Mapping[str, Any], platform: str) -> list[Table]:

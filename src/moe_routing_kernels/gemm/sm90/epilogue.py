@@ -1,11 +1,10 @@
 """Both ends of a tile: accumulators begin with their biases; in the end they are activated, rounded, transposed and stored.
 
 Accumulators lie as (weight row, token) and results as (token, column). A warpgroup transposes 8 x 8 blocks with `stmatrix` into its buffer,
-some tokens at a time, and then writes 16 bytes per thread. With `Tile.by_warp` no warp waits for another: each transposes and writes its own 16
-columns, 32 bytes of a row at a time.
+some tokens at a time, and then writes 16 bytes per thread. With `Tile.by_warp` no warp waits for another: each transposes and writes its own
+16 columns, 32 bytes of a row at a time.
 
-Invariant: a warpgroup's buffer is written and read by its own threads alone, between barriers of that warpgroup (or that of a warp by its own lanes), and
-never by TMA: no proxy fence is needed.
+Invariant: only a warpgroup's (or warp's) own threads access its buffer, between its barriers, and TMA never does: no proxy fence is needed.
 """
 
 import math
