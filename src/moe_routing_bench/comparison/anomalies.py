@@ -27,10 +27,8 @@ SCATTER = 1.5  # upper over lower quartile of the samples; that of rows of H200s
 NEEDS = ("compulsory_bytes", "flops", "experts", "tokens")  # what times grow with, at most in proportion to one of them
 PARTS = {part: [axis.name for axis in AXES.values() if axis.part == part] for part in ("shape", "format", "workload")}
 AGREE = 1.1  # what two measurements of one row may differ by
-REPEATED, LEAST_REPEATED = (
-    0.05,
-    3,
-)  # of the cells: where more are in doubt, it is the machine that is, and all are suspect
+# Of the cells: where more are in doubt, it is the machine that is, and all are suspect.
+REPEATED, LEAST_REPEATED = 0.05, 3
 CONFIRMED = "confirmed"
 _ROW = ["cell_hash", "implementation"]
 _TOLD = ("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "suspect", "suspect_reason")
@@ -180,9 +178,8 @@ def neighbours(parts: np.ndarray, needs: np.ndarray, nearest: int) -> list[np.nd
     """For each of n cells the places of its neighbours, ascending: of many at least the `nearest`, with all that are as near.
 
     `parts` (n, p) has equal numbers where cells are equal in a part, `needs` (n, m) what they need. How far two cells are apart is the
-    logarithm of the room that their times leave each other: of what they need, the largest ratio over the smallest, 1 among them. With
-    logarithms x and y that is max(0, x - y) - min(0, x - y), a norm, and the largest coordinate in a space whose axes are the needs and the
-    differences between any two. In that space a k-d tree finds the nearest, where comparing all pairs of 10,000 cells takes minutes.
+    logarithm of the largest ratio of what they need over the smallest, 1 among them: with logarithms x and y max(0, x - y) - min(0, x - y), a norm, and
+    the largest coordinate in a space of the needs and their differences. There a k-d tree is quick, where all pairs of 10,000 cells take minutes.
     """
     found: list[list[np.ndarray]] = [[] for _ in parts]
     for part in range(parts.shape[1]):

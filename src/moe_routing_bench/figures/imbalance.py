@@ -1,6 +1,4 @@
-"""Uneven loads: what skew does to them, what a capacity factor then drops, and what padding wastes; and the time of a composite, with experts
-if any was measured, against these costs.
-"""
+"""Uneven loads: what skew does to them, what a capacity factor drops and padding wastes, and the time of a composite against these costs."""
 
 from collections.abc import Sequence
 
@@ -128,7 +126,7 @@ def padding(table: pd.DataFrame) -> Chart:
 
 
 def pareto(table: pd.DataFrame) -> Chart:
-    """A panel per cost and skew where it varies; the fronts of each card are joined."""
+    """A panel per cost and skew where it varies, of one shape, with experts if any was measured; the fronts of each card are joined."""
     shown, shapes = _shape_shown(table)
     bench = shown["bench"].iloc[0] if len(shown) else "composite"
     far = shown["ci_high_us"].max() > 5 * shown["ci_low_us"].min()
