@@ -179,6 +179,16 @@ def test_a_fresh_clone_changes_nothing(project: Project, tmp_path: Path) -> None
     }
 
 
+def test_a_lost_cell_is_measured_again(project: Project) -> None:
+    """Though `collect` has no input of every cell: Snakemake would go through all of them a second time."""
+    lost, *_ = (path for path in cells(project) if path.parent.name == "gate")
+    lost.unlink()
+    dry = project.snakemake("--dry-run")
+    assert measured(dry) == {"gate": 1} and count(dry) == {"measure": 1, **AFTER}
+    assert count(project.snakemake("--until", "collect")) == {"measure": 1, **COLLECT}
+    assert len(cells(project)) == ALL and project.jobs() == DRAW
+
+
 def test_other_implementations_measure_their_cells(project: Project) -> None:
     """All implementations of a cell are measured side by side, so one more measures them all, in that cell."""
     project.configure([GRID[0], GRID[1] | {"implementations": ["torch", "torch_compile"]}])

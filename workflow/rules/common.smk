@@ -1,5 +1,7 @@
 """Validate the config, expand the grid once, and name what the rules share."""
 
+import functools
+import inspect
 import json
 import logging
 import os
@@ -65,6 +67,8 @@ except UserError as error:
 PLATFORM = paths.folder(ASKED_PLATFORM, SETTINGS.get("run"))
 THREADS = Settings(**SETTINGS["measure"]).cpu_threads
 CONFIG_JSON = json.dumps(SETTINGS, sort_keys=True, separators=(",", ":"))
+# What the commands of all cells share: Snakemake fills in the rest of each three times.
+CLIENT = f"python -I -S {shlex.quote(project_files.source('measure/client.py'))}".replace("{", "{{").replace("}", "}}")
 PACKAGES_MANIFEST = str(texts.folder() / PACKAGES / "manifest.json")
 
 
@@ -116,13 +120,16 @@ def keep_inputs():
 def promise_inputs(cache):
     """Plan as if the files that are missing or have another content were written now; write them when the run is under way.
 
+    So is the list of what was asked for while one of its cells has no file, for `collect` has no input of every cell: Snakemake
+    would take as long for the second rule that lists them all as for a third of the rest of a plan.
+
     A dry run, a summary, or a run that another one locks out, writes nothing. Snakemake drops its cache of files once it has the
     lock and is about to start jobs, which is the only such moment that a workflow learns of when it is a module of another.
     """
     if getattr(cache, "promised", False) or not cache.active:
         return
     for path, text in INPUTS.items():
-        if not files.holds(path, text):
+        if not files.holds(path, text) or path == paths.asked(PLATFORM) and not all(map(os.path.exists, cell_files())):
             cache.exists_local[str(path)] = True
             cache.mtime[str(path)] = Mtime(local=time.time())
             cache.size[str(path)] = sys.maxsize  # too large to be compared with what a job recorded
@@ -135,13 +142,21 @@ def promise_inputs(cache):
     cache.promised, cache.deactivate = True, deactivate
 
 
+def of_wildcards(function):
+    """An input function whose signature, which Snakemake asks for several times a job, is read once."""
+    function.__signature__ = inspect.signature(function)
+    return function
+
+
 def kept(*paths_of):
     """An input function for files of `INPUTS`, which need not be there yet."""
+    texts = list(map(str, paths_of))
 
+    @of_wildcards
     def names(wildcards):
         if workflow.is_main_process:
             promise_inputs(workflow.iocache)
-        return [str(path) for path in paths_of]
+        return texts
 
     return names
 
@@ -173,21 +188,29 @@ wildcard_constraints:
     run="[^/]+",
 
 
+@of_wildcards
 def spec_of(wildcards):
     """Everything but code that a cell's measurement depends on, as one JSON text; of a trace it holds the hash."""
     return JOBS[wildcards.bench, wildcards.cell].spec
 
 
+@functools.cache
+def code_with(bench, references):
+    """The input function of the cells of a bench that have these from other packages."""
+    return kept(paths.code(PLATFORM, bench), *(paths.plugin_code(PLATFORM, reference) for reference in references))
+
+
+@of_wildcards
 def code_of(wildcards):
     """What says which code measures a cell: that of its bench, and of all that it has from other packages."""
-    platform, job = wildcards.platform, JOBS[wildcards.bench, wildcards.cell]
-    others = [paths.plugin_code(platform, reference) for reference in plugins.references(job)]
-    return kept(paths.code(platform, job.cell.bench), *others)(wildcards)
+    job = JOBS[wildcards.bench, wildcards.cell]
+    return code_with(job.cell.bench, plugins.references(job))(wildcards)
 
 
-def cells_of(wildcards):
+@functools.cache
+def cell_files():
     """The file of every cell of the grid."""
-    return [str(path) for path in paths.cell_files(wildcards.platform, list(JOBS.values()))]
+    return [str(path) for path in paths.cell_files(PLATFORM, JOBS.values())]
 
 
 def shared_out():

@@ -5,26 +5,25 @@ rule measure:
     input:
         code=code_of,
     output:
-        "results/{platform}/cells/{bench}/{cell}.parquet",
+        f"{paths.results(PLATFORM)}/cells/{{bench}}/{{cell}}.parquet",
     log:
-        "results/{platform}/logs/{bench}/{cell}.log",
+        f"{paths.results(PLATFORM)}/logs/{{bench}}/{{cell}}.log",
     conda:
         "../../environment.yml"
     threads: THREADS
     resources:
         gpu=1,  # one measurement at a time, on a CPU as well
     params:
-        client=project_files.source("measure/client.py"),
         spec=spec_of,
     message:
         "measure {wildcards.bench} {wildcards.cell}"
     shell:
-        "python -I -S {params.client:q} {output:q} {params.spec:q} {wildcards.platform:q} >{log:q} 2>&1"
+        CLIENT + " {output:q} {params.spec:q} " + PLATFORM + " >{log:q} 2>&1"
 
 
 rule measure_again:
     input:
-        cells=cells_of,
+        cells=lambda _: cell_files(),
         asked=kept(paths.asked(PLATFORM)),
         code=[project_files.source("comparison/anomalies.py"), project_files.source("cli/measure.py")],
     output:
@@ -47,8 +46,7 @@ rule measure_again:
 
 rule collect:
     input:
-        cells=cells_of,
-        again=str(paths.again(PLATFORM)),
+        again=str(paths.again(PLATFORM)),  # which is made anew when a cell is
         asked=kept(paths.asked(PLATFORM)),
         code=project_files.sources("comparison")
         + [

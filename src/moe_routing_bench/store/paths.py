@@ -51,7 +51,8 @@ def cell_file(platform: str, job: "Job") -> Path:
 
 def cell_files(platform: str, jobs: "Iterable[Job]") -> "dict[Path, Job]":
     """The file of every job."""
-    return {cell_file(platform, job): job for job in jobs}
+    cells = results(platform) / "cells"
+    return {Path(cells, job.cell.bench, f"{job.name}.parquet"): job for job in jobs}
 
 
 def asked(platform: str) -> Path:
