@@ -93,7 +93,7 @@ class Project:
                 shutil.copy2(self.folder / name, path, follow_symlinks=False)
         return Project(folder)
 
-    def configure(self, grid: list[dict], measure: dict | None = None, **sections: list[dict]) -> None:
+    def configure(self, grid: list[dict], measure: dict | None = None, **sections: list) -> None:
         """Write the default config, with training entries or adaptations as `sections`."""
         parts = {"seed": 17, "device": "cpu", "measure": measure or SMALL, "grid": grid} | sections
         text = yaml.safe_dump(parts, sort_keys=False)

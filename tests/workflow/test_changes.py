@@ -293,7 +293,7 @@ def write_trace(project: Project, reverse: bool = False) -> Path:
     ids = np.random.default_rng(0).random((100_000, 8), dtype=np.float32).argsort(axis=1)[:, :2]
     trace = project.folder / "trace.parquet"
     rows = pa.table({"expert_ids": list(ids[::-1] if reverse else ids)})
-    pq.write_table(rows, trace, compression=None, use_dictionary=False)
+    pq.write_table(rows, trace, compression="none", use_dictionary=False)
     assert trace.stat().st_size > 1_000_000
     return trace
 
@@ -389,7 +389,9 @@ def test_a_seed_document_s_block_is_replayed_at_a_reduced_size(project: Project)
     assert json.loads((profiled / "torch_loop.json").read_text())["traceEvents"]
     assert '"cpu":' not in (results / LAST).read_text(), "what was asked for on this platform, and no more"
     rows = records.read(results / "measurements.parquet").to_pandas()
-    totals, *operators = section(rows, "seed-004", [json.loads((profiled / "profile.json").read_text())]).tables
+    replayed = section(rows, "seed-004", [json.loads((profiled / "profile.json").read_text())])
+    assert replayed is not None
+    totals, *operators = replayed.tables
     manual = next(row for row in totals.rows if row[0] == "manual")
     assert manual[1:3] == ["829,292", "849,695"] and manual[4] == "torch_loop" and "divided by 8" in totals.note
     assert all(float(manual[i].replace(",", "")) > 0 for i in (5, 8)), manual
