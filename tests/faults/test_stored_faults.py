@@ -104,6 +104,37 @@ def test_a_row_that_cannot_be_of_this_job(false: str, cell: Path) -> None:
     refused(cell, words)
 
 
+def test_checks_of_all_rows_at_once_find_what_those_of_each_row_do(tmp_path: Path, monkeypatch: Any) -> None:
+    """Of each kind of false row, a file among good ones is named, with the same words; alone, the good ones give the same table."""
+    files, good = {}, {}
+    for number, (values, _) in enumerate(
+        [({}, ""), ({"tokens": None}, ""), *FALSE.values(), ({"status": "crashed"}, "")]
+    ):
+        job = Job(JOB.cell, JOB.implementations, Settings(min_blocks=10 + number))
+        path = tmp_path / f"{number}.parquet"
+        rows.write(path, [ROW | {"cell_hash": job.hash} | values], job.spec)
+        files[path] = job
+        if not values or "crashed" in values.values():
+            good[path] = job
+    quick, quickly = cell_files.collect(good, "cpu"), cell_files.refused(files, "cpu")
+    with pytest.raises(UserError) as at_once:
+        cell_files.collect(files, "cpu")
+    monkeypatch.setattr(cell_files, "_are_true", lambda *_: False)
+    assert cell_files.collect(good, "cpu").equals(quick, check_metadata=True)
+    assert cell_files.refused(files, "cpu") == quickly == (sorted(set(files) - set(good)), [])
+    with pytest.raises(UserError) as each:
+        cell_files.collect(files, "cpu")
+    assert str(each.value) == str(at_once.value)
+
+
+@pytest.mark.parametrize("false", FALSE)
+def test_no_false_row_passes_the_checks_of_all_rows_at_once(false: str) -> None:
+    true = records.completed(pa.Table.from_pylist([ROW], records.SCHEMA))
+    assert cell_files._are_true(true, [(JOB, 1)], "cpu")
+    odd = records.completed(pa.Table.from_pylist([ROW, ROW | FALSE[false][0]], records.SCHEMA))
+    assert not cell_files._are_true(odd, [(JOB, 1), (JOB, 1)], "cpu")
+
+
 @pytest.mark.fault("flipped bit")
 @pytest.mark.parametrize("part", range(8))
 def test_flipped_bits(part: int, cell: Path) -> None:

@@ -359,16 +359,17 @@ DAMAGE = {
     "column of text": (lambda t: _parquet(_set(t, "median_us", "fast", pa.string())), "another type: median_us"),
     "no rows": (lambda t: _parquet(t.slice(0, 0)), "no rows"),
 }
+
+
+def _of_spec(table, spec=None):
+    kept = {name: value for name, value in table.schema.metadata.items() if name != rows.SPEC}
+    return _parquet(table.replace_schema_metadata(kept if spec is None else kept | {rows.SPEC: spec}))
+
+
 STALE = {
-    "another spec": (
-        lambda t: _parquet(t.replace_schema_metadata({b"moe_routing_bench.spec": b"{}"})),
-        "was measured for",
-    ),
-    "no spec": (lambda t: _parquet(t.replace_schema_metadata(None)), "was measured for"),
-    "spec is no text": (
-        lambda t: _parquet(t.replace_schema_metadata({b"moe_routing_bench.spec": b"\xff"})),
-        "was measured for",
-    ),
+    "another spec": (lambda t: _of_spec(t, b"{}"), "was measured for"),
+    "no spec": (_of_spec, "was measured for"),
+    "spec is no text": (lambda t: _of_spec(t, b"\xff"), "was measured for"),
     "another implementation": (
         lambda t: _parquet(_set(t, "implementation", "cute", pa.string())),
         "['cute'], asked were ['torch']",

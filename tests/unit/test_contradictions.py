@@ -1,13 +1,19 @@
 """Numbers of a row that cannot be measured are said; all stored rows are free of them."""
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from moe_routing_bench import statistics
-from moe_routing_bench.store.contradictions import COLUMNS, contradiction
+from moe_routing_bench.store import records
+from moe_routing_bench.store.contradictions import COLUMNS, contradiction, is_free
+from moe_routing_bench.store.records import COLUMNS as COLUMNS_OF_TYPE
+from moe_routing_bench.store.records import SCHEMA
 from moe_routing_bench.store.rows import IDENTITY, MEASURED
 
 STORED = sorted((Path(__file__).parents[2] / "results").glob("*/measurements.parquet"))
@@ -16,7 +22,12 @@ STORED = sorted((Path(__file__).parents[2] / "results").glob("*/measurements.par
 def row(**changes) -> dict:
     """A row of 20 blocks of 3 samples about 100 us, with these changes."""
     blocks = (100 + np.random.default_rng(5).normal(size=(20, 3))).tolist()
-    found = statistics.summarize(blocks) | {"tokens": 64, "read_bytes": 1000, "write_bytes": 500, "flops": 7000}
+    found: dict[str, Any] = statistics.summarize(blocks) | {
+        "tokens": 64,
+        "read_bytes": 1000,
+        "write_bytes": 500,
+        "flops": 7000,
+    }
     found |= {"compulsory_bytes": 1500, "gb_per_s": 1500 / found["median_us"] / 1e3}
     found |= {"tflops": 7000 / found["median_us"] / 1e6, "tokens_per_s": 64e6 / found["median_us"]}
     found |= {"speedup": 1.5, "speedup_ci_low": 1.4, "speedup_ci_high": 1.6, "speedup_p": 0.01}
@@ -56,6 +67,23 @@ def test_a_contradiction_is_said(changes, said) -> None:
     assert said in contradiction(row(**changes))
 
 
+@pytest.mark.parametrize("name", sorted({*COLUMNS, "tokens"} - {"started_at", "ended_at"}))
+def test_all_rows_at_once_are_as_free_as_each(name: str) -> None:
+    """A table is free where each of its rows is, whatever one number is; but for numbers whose sums are not exact, which are looked at one by one."""
+    whole = row(samples_us=None)
+    kind = COLUMNS_OF_TYPE[name]
+    value = whole.get(name)
+    factors = (0.0, -1.0, 1 - 2e-6, 1 - 5e-7, 1 + 5e-7, 1 + 2e-6, 1.1, 10.0)
+    given = [None, 0, -1, 1, *([value * factor for factor in factors] if value is not None else [])]
+    given = [None if one is None else int(one) for one in given] if kind == pa.int64() else [*given, math.nan, math.inf]
+    for one in given:
+        changed = whole | {name: one}
+        table = pa.Table.from_pylist([whole, changed, {}], SCHEMA)
+        assert is_free(table) == (contradiction(changed) == ""), (one, contradiction(changed))
+    if kind == pa.int64():
+        assert not is_free(pa.Table.from_pylist([whole | {name: 2**60}], SCHEMA))
+
+
 def test_tables_have_the_columns() -> None:
     assert set(COLUMNS) <= {*IDENTITY, *MEASURED}
 
@@ -64,3 +92,4 @@ def test_tables_have_the_columns() -> None:
 def test_no_stored_row_contradicts_itself(path: Path) -> None:
     rows = pq.read_table(path).to_pylist()
     assert rows and [found for one in rows if (found := contradiction(one))] == []
+    assert is_free(records.read(path))

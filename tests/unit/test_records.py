@@ -78,8 +78,37 @@ def test_a_column_that_the_schema_lacks_is_a_mistake_of_the_code(tmp_path):
 def test_columns_that_were_added_are_null_in_older_files(tmp_path):
     path = tmp_path / "rows.parquet"
     rows.write(path, [ROW], "")
-    pq.write_table(read_table(path).drop(list(rows.LATER)), path)
+    pq.write_table(records.read(path).drop(list(rows.LATER)), path)
     assert [records.read(path)[name].to_pylist() for name in rows.LATER] == [[None]] * len(rows.LATER)
+
+
+def test_a_file_without_null_columns_reads_as_one_with_all(tmp_path):
+    """As before they were left out, with Arrow's schema and without; nested values keep the names of the schema."""
+    path, files = tmp_path / "cell.parquet", files_of(tmp_path, "a", "a")
+    whole = cell_files.collect(files, "cpu")
+    assert len(read_table(next(iter(files))).column_names) < len(records.COLUMNS) // 3
+    for older in files:
+        write_table(older, records.read(older))
+        assert len(read_table(older).column_names) == len(records.COLUMNS)
+    assert cell_files.collect(files, "cpu").equals(whole, check_metadata=True)
+    assert whole.schema.remove_metadata().equals(records.described(records.SCHEMA), check_metadata=True)
+    rows.write(path, [ROW], "the spec")
+    assert records.read(path).schema.remove_metadata().equals(records.SCHEMA, check_metadata=True)
+    assert records.read(path).to_pylist()[0]["stage_us"] == ROW["stage_us"]
+
+
+def test_a_file_that_lost_a_column_is_refused_though_others_do_without(tmp_path):
+    path, timed = tmp_path / "cell.parquet", ROW | {"timer": "wall"}
+    rows.write(path, [ROW], "the spec")
+    assert records.read(path)["timer"].to_pylist() == [None]
+    rows.write(path, [timed], "the spec")
+    write_table(path, read_table(path).drop(["timer"]))
+    with pytest.raises(UserError, match="1 absent, unknown or of another type: timer"):
+        records.read(path)
+    for said in (b"timer", b'"timer"', b'{"timer": 1}', b'[["timer"]]'):
+        write_table(path, read_table(path).replace_schema_metadata({rows.NULLS: said}))
+        with pytest.raises(UserError, match="absent, unknown or of another type"):
+            records.read(path)
 
 
 def test_what_is_withdrawn_is_blank_wherever_rows_are_read(tmp_path):

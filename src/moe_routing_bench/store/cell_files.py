@@ -4,12 +4,14 @@ import functools
 import itertools
 import json
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from moe_routing_bench.benches import plugins
@@ -22,8 +24,9 @@ from moe_routing_bench.store.rows import SCHEMA_VERSION, SPEC, STATUSES, SUMMARI
 from moe_routing_kernels.errors import UserError, bad
 
 _CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
-_CHECKED = ["bench", "cell", "cell_hash", "platform", "implementation", "code_fingerprint", "plugin_fingerprint"]
-_CHECKED = list(dict.fromkeys([*_CHECKED, "status", *contradictions.COLUMNS, *AXIS_COLUMNS]))
+_FINGERPRINTS = ("code_fingerprint", "plugin_fingerprint")
+_CHECKED = ["bench", "cell", "cell_hash", "platform", "status"]
+_CHECKED = list(dict.fromkeys([*_CHECKED, *contradictions.COLUMNS, *AXIS_COLUMNS]))
 _THREADS = 4  # that read files: Arrow decodes columns outside Python's lock
 _AT_ONCE = 200  # files, then joined: a column of few rows takes several times the memory of its values
 
@@ -62,7 +65,7 @@ def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
             "; ".join([prune] * bool(wrong) + [KEEP] * bool(later)),
         )
     joined = pa.concat_tables(tables)
-    return joined.cast(described(joined.schema))
+    return pa.Table.from_arrays(joined.columns, schema=described(joined.schema))
 
 
 def refused(files: Mapping[Path, Job], platform: str) -> tuple[list[Path], list[Path]]:
@@ -76,20 +79,23 @@ def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table],
     tables: list[pa.Table] = []
     problems, wrong, later, codes, others = [], [], [], {}, {}
     for part in _read_in_parts(list(files)):
-        tables += (joined := _joined([table for table in part.values() if isinstance(table, pa.Table)]))
-        rows = itertools.chain.from_iterable(table.select(_CHECKED).to_pylist() for table in joined)
+        runs = _joined({path: table for path, table in part.items() if isinstance(table, pa.Table)})
+        tables += (table for _, table in runs)
+        misfits: dict[Path, str] = {}
+        for paths, table in runs:
+            misfits |= _misfits({path: (files[path], part[path]) for path in paths}, table, platform.partition(".")[0])
+            of_code, of_plugins = (_of_files(table[name], part, paths) for name in _FINGERPRINTS)
+            for path in paths:
+                codes.setdefault(files[path].cell.bench, {})[path] = set(of_code[path])
+                of_others = others.setdefault(plugins.references(files[path]), (files[path], {}))[1]
+                of_others[path] = set(of_plugins[path])
         for path, table in part.items():
             if isinstance(table, UserError):
                 problems.append(str(table))
                 (later if isinstance(table, Newer) else wrong).append(path)
-                continue
-            job, of_file = files[path], list(itertools.islice(rows, len(table)))
-            if problem := _misfit(spec_of(table), of_file, job, platform.partition(".")[0]):
-                problems.append(f"{path} {problem}")
+            elif path in misfits:
+                problems.append(f"{path} {misfits[path]}")
                 wrong.append(path)
-            codes.setdefault(job.cell.bench, {})[path] = {row["code_fingerprint"] for row in of_file}
-            of_others = others.setdefault(plugins.references(job), (job, {}))[1]
-            of_others[path] = {row["plugin_fingerprint"] for row in of_file}
     for what, problem, today in (
         *((bench, fingerprints, find(bench).code_fingerprint) for bench, fingerprints in codes.items()),
         *(
@@ -119,43 +125,90 @@ def _read_in_parts(paths: Sequence[Path]) -> Iterator[dict[Path, pa.Table | User
             yield dict(zip(part, threads.map(rows, part), strict=True))
 
 
-def _joined(tables: Sequence[pa.Table]) -> list[pa.Table]:
-    """The rows of all tables in their order, with all columns, in one table for each run of tables with equal columns."""
-    runs: list[list[pa.Table]] = []
-    for table in tables:
-        if not (runs and table.schema.equals(runs[-1][0].schema)):
+def _joined(tables: Mapping[Path, pa.Table]) -> list[tuple[list[Path], pa.Table]]:
+    """The rows of all files in their order, with all columns, in one table for each run of files with equal columns, and these files."""
+    runs: list[list[Path]] = []
+    for path, table in tables.items():
+        if not (runs and table.schema.equals(tables[runs[-1][0]].schema)):
             runs.append([])
-        runs[-1].append(table)
-    return [completed(pa.concat_tables(run).combine_chunks().replace_schema_metadata(None)) for run in runs]
+        runs[-1].append(path)
+    joined = (pa.concat_tables([tables[path] for path in run]).replace_schema_metadata(None) for run in runs)
+    return [(run, completed(table.combine_chunks())) for run, table in zip(runs, joined, strict=True)]
 
 
-def _misfit(spec: str | None, rows: Sequence[Mapping[str, Any]], job: Job, device: str) -> str:
-    """Why a file with this spec and these rows is not that of a job, in words; empty where it may be."""
-    if spec != job.spec:
-        return f"was measured for spec {spec_hash(spec or '')}, the config asks for {job.hash}"
-    names = [row["implementation"] for row in rows]
-    if sorted(names) != sorted(job.implementations):
-        return f"holds {names}, asked were {list(job.implementations)}"
-    false = _false(rows, job, device)
-    return false and f"has {false}"
+def _of_files(column: pa.ChunkedArray, tables: Mapping[Path, Any], paths: Sequence[Path]) -> dict[Path, list[Any]]:
+    """The values of each file in a column of the joined rows of all."""
+    values = iter(column.to_pylist())
+    return {path: list(itertools.islice(values, len(tables[path]))) for path in paths}
+
+
+def _misfits(files: Mapping[Path, tuple[Job, pa.Table]], joined: pa.Table, device: str) -> dict[Path, str]:
+    """Why files are not those of their jobs, in words; `joined` has the rows of all of them, with all columns."""
+    tables = {path: table for path, (_, table) in files.items()}
+    names = _of_files(joined["implementation"], tables, list(files))
+    true = _are_true(joined, [(job, len(table)) for job, table in files.values()], device)
+    found, start = {}, 0
+    for path, (job, table) in files.items():
+        spec = spec_of(table)
+        if spec != job.spec:
+            found[path] = f"was measured for spec {spec_hash(spec or '')}, the config asks for {job.hash}"
+        elif Counter(names[path]) != Counter(job.implementations):
+            found[path] = f"holds {names[path]}, asked were {list(job.implementations)}"
+        elif not true and (false := _false(joined.select(_CHECKED).slice(start, len(table)).to_pylist(), job, device)):
+            found[path] = f"has {false}"
+        start += len(table)
+    return found
+
+
+def _are_true(joined: pa.Table, jobs: Sequence[tuple[Job, int]], device: str) -> bool:
+    """Whether `_false` finds nothing in so many rows of each job; False also where only a look at each row can tell."""
+    known = [_known(job, device) for job, _ in jobs]
+    of_row = np.repeat(np.arange(len(jobs)), [rows for _, rows in jobs])
+    for name in dict.fromkeys(itertools.chain.from_iterable(known)):
+        column, told = joined[name], np.flatnonzero(np.array([name in values for values in known])[of_row])
+        try:
+            expected = pa.array([values.get(name) for values in known], column.type)
+        except (pa.ArrowException, OverflowError):  # of another type
+            return False
+        if not column.take(pa.array(told)).equals(pa.chunked_array([expected.take(pa.array(of_row[told]))])):
+            return False
+    statuses, medians = joined["status"].to_pylist(), joined["median_us"].to_numpy()  # NaN for none
+    timed = np.array([status == "ok" for status in statuses])
+    if not (set(statuses) <= {*STATUSES} and (medians[timed] > 0).all()):
+        return False
+    dates = set(zip(joined["started_at"].to_pylist(), joined["ended_at"].to_pylist(), strict=True))
+    now = datetime.now(UTC) + _CLOCKS_DIFFER
+    return all(_is_possible(first, last, now) for first, last in dates) and contradictions.is_free(joined)
+
+
+def _known(job: Job, device: str) -> dict[str, Any]:
+    """What the rows of a job say of it."""
+    return dict(job.cell.values) | {
+        "bench": job.cell.bench,
+        "cell": job.cell.key,
+        "cell_hash": job.hash,
+        "platform": device,
+    }
+
+
+def _is_possible(first: Any, last: Any, now: datetime) -> bool:
+    """Whether these are the dates of a measurement that has ended."""
+    try:
+        return datetime.fromisoformat(first) <= datetime.fromisoformat(last) <= now
+    except (TypeError, ValueError):  # none, no date, or no time zone
+        return False
 
 
 def _false(rows: Sequence[Mapping[str, Any]], job: Job, device: str) -> str:
     """What cannot be in a row of a job, in words; empty where all may be."""
-    cell, now = job.cell, datetime.now(UTC) + _CLOCKS_DIFFER
-    known = dict(cell.values) | {"bench": cell.bench, "cell": cell.key, "cell_hash": job.hash, "platform": device}
+    known, now = _known(job, device), datetime.now(UTC) + _CLOCKS_DIFFER
     for row in rows:
         for name, value in known.items():
             if row[name] != value:
                 return f"{name} {row[name]!r} in place of {value!r}"
         if row["status"] not in STATUSES or (row["status"] == "ok") > ((row["median_us"] or 0) > 0):
             return f"status {row['status']!r} with a median_us of {row['median_us']}"
-        try:
-            first, last = (datetime.fromisoformat(row[name]) for name in ("started_at", "ended_at"))
-            possible = first <= last <= now
-        except (TypeError, ValueError):  # none, no date, or no time zone
-            possible = False
-        if not possible:
+        if not _is_possible(row["started_at"], row["ended_at"], now):
             return f"dates from {row['started_at']} to {row['ended_at']}"
         if wrong := contradictions.contradiction(row):
             return f"numbers that contradict each other: {wrong}"

@@ -7,12 +7,14 @@ from datetime import datetime
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 _ORDER = ("min_us", "p5_us", "q1_us", "median_us", "q3_us", "p95_us", "max_us")
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)  # of the samples, in that order
 _INTERVALS = ("", "speedup", "best_speedup", "twin_speedup")
 _RATES = {"gb_per_s": ("compulsory_bytes", 1e3), "tflops": ("flops", 1e6), "tokens_per_s": ("tokens", 1e-6)}
-_CLOSE = 1e-6  # relative, of numbers that are computed in two ways
+_CLOSE, _NEAR = 1e-6, 1e-12  # relative and absolute, of numbers that are computed in two ways
+_EXACT = 2**53  # whole numbers up to this are equal as floats only where they are equal
 # Columns of a table that `contradiction` looks at; it looks at samples where a row has them.
 COLUMNS = (
     *_ORDER,
@@ -98,4 +100,62 @@ def _of_rates(row: Mapping[str, Any]) -> str:
 
 
 def _close(value: float, other: float) -> bool:
-    return math.isclose(value, other, rel_tol=_CLOSE, abs_tol=1e-12)
+    return math.isclose(value, other, rel_tol=_CLOSE, abs_tol=_NEAR)
+
+
+def is_free(table: pa.Table) -> bool:
+    """Whether `contradiction` finds nothing in the numbers `COLUMNS` of any row; False also where only a look at each row can tell.
+
+    It compares all rows at once, in a fiftieth of the time, and leaves dates to the caller.
+    """
+    names = {*COLUMNS, *(amount for amount, _ in _RATES.values())} - {"started_at", "ended_at"}
+    known = {name: table[name].is_valid().to_numpy() for name in names}
+    numbers = {name: table[name].fill_null(0).to_numpy() for name in names}
+    if any(kind.dtype.kind == "i" and (np.abs(kind) > _EXACT).any() for kind in numbers.values()):
+        return False
+    values = {name: column.astype(float) for name, column in numbers.items()}
+    with np.errstate(all="ignore"):
+        checks = (_times_are, _intervals_are, _rates_are)
+        return all(check(values, known) for check in checks)
+
+
+_Columns = Mapping[str, np.ndarray]
+
+
+def _times_are(values: _Columns, known: _Columns) -> bool:
+    """All rows of `_of_times`: a time is compared with the last one before it that the row has."""
+    last, fine = np.full(len(values["median_us"]), -np.inf), True
+    for name in _ORDER:
+        value, has = values[name], known[name]
+        fine &= bool((np.isfinite(value) & (value >= 0) & ~(last > value * (1 + _CLOSE)))[has].all())
+        last = np.where(has, value, last)
+    return fine
+
+
+def _intervals_are(values: _Columns, known: _Columns) -> bool:
+    """All rows of `_of_intervals`."""
+    fine = True
+    for name in _INTERVALS:
+        columns = [f"{name}{end}" if name else f"{end}_us" for end in _ends(name)]
+        has = np.logical_and.reduce([known[column] for column in columns])
+        value, low, high = (values[column][has] for column in columns)
+        fine &= bool((low <= value * (1 + _CLOSE)).all() and (value <= high * (1 + _CLOSE)).all())
+        if name:
+            p = values[f"{name}_p"][has]  # 0 where there is none
+            fine &= bool(((p >= 0) & (p <= 1)).all())
+    return fine
+
+
+def _rates_are(values: _Columns, known: _Columns) -> bool:
+    """All rows of `_of_rates`."""
+    parts = ("read_bytes", "write_bytes", "compulsory_bytes")
+    has = np.logical_and.reduce([known[name] for name in parts])
+    read, written, total = (values[name][has] for name in parts)
+    fine = bool((read + written == total).all())
+    for name, (amount, scale) in _RATES.items():
+        has = known[name] & known[amount] & (values["median_us"] != 0)
+        value, rate = values[name][has], values[amount][has] / values["median_us"][has] / scale
+        largest = np.maximum(np.abs(value), np.abs(rate))
+        near = np.abs(value - rate) <= np.maximum(_CLOSE * largest, _NEAR)
+        fine &= bool((near & np.isfinite(largest)).all())
+    return fine

@@ -42,18 +42,27 @@ def digest(table: pa.Table) -> str:
     return sha256.hexdigest()
 
 
-def write_table(path: Path, table: pa.Table) -> None:
-    """Write a table, sealed, under a temporary name in the same folder, then rename it."""
+def write_table(path: Path, table: pa.Table, schema: bool = True) -> None:
+    """Write a table, sealed, under a temporary name in the same folder, then rename it.
+
+    `schema` also stores Arrow's schema, which has the metadata of fields and the names within nested types. Reading it takes a fifth of
+    the time of a file of few rows.
+    """
     metadata = {name: value for name, value in (table.schema.metadata or {}).items() if name not in (SEAL, DIGEST)}
+    metadata, table = metadata | {SEAL: _ZEROS}, table.replace_schema_metadata(None)
     sink, small = pa.BufferOutputStream(), table.nbytes < _SMALL
-    pq.write_table(
-        table.replace_schema_metadata(metadata | {SEAL: _ZEROS}),
+    with pq.ParquetWriter(
         sink,
+        table.schema.with_metadata(metadata if schema else None),
         compression="none" if small else "zstd",
         use_dictionary=not small,
         write_statistics=False,
         write_page_checksum=True,
-    )
+        store_schema=schema,
+    ) as writer:
+        writer.write_table(table)
+        if not schema:  # these are stored with it
+            writer.add_key_value_metadata({name.decode(): value.decode() for name, value in metadata.items()})
     data = bytearray(sink.getvalue())
     place = _place_of_seal(data)
     assert place is not None, "the file has the metadata that it was given"

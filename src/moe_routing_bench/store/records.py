@@ -5,6 +5,7 @@ own records.
 """
 
 import functools
+import json
 import os
 import shlex
 from collections import deque
@@ -19,7 +20,7 @@ import yaml
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.store import parquet
 from moe_routing_bench.store.parquet import read_table
-from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, SCHEMA_VERSION, SPEC
+from moe_routing_bench.store.rows import IDENTITY, LATER, MEASURED, NULLS, SCHEMA_VERSION, SPEC
 from moe_routing_kernels.errors import bad
 
 _FILE = Path(__file__).with_name("columns.yaml")  # of all columns that are no axes
@@ -66,7 +67,7 @@ COLUMNS: dict[str, pa.DataType] = IDENTITY | AXIS_COLUMNS | MEASURED
 SCHEMA = pa.schema(list(COLUMNS.items()))
 # What rows hold and is not true of them, unless they have the other column too: null wherever rows are read.
 WITHDRAWN = {"peak_memory_bytes": "workspace_bytes"}
-_VALID: deque[pa.Schema] = deque(maxlen=16)
+_VALID: deque[tuple[pa.Schema, frozenset[str]]] = deque(maxlen=16)
 
 
 def read(path: Path, without: Collection[str] = ()) -> pa.Table:
@@ -92,8 +93,11 @@ def verified(path: Path, without: Collection[str] = (), again: str | None = None
     parquet.check_versions(path, table, SCHEMA_VERSION)
     if others := parquet.versions(table) - {SCHEMA_VERSION}:
         raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
-    known = any(map(table.schema.equals, _VALID))  # the files of a bench have one schema: it is looked at once
-    if wrong := [] if known else _wrong(table.schema, without):
+    nulls = _nulls(table)
+    known = any(
+        nulls == names and table.schema.equals(schema) for schema, names in _VALID
+    )  # the files of a bench have few schemas: each is looked at once
+    if wrong := [] if known else _wrong(table.schema, {*without, *nulls}):
         names = ", ".join(wrong[:5])
         raise bad(
             f"columns of {path}", f"{len(wrong)} absent, unknown or of another type: {names}", "the schema", again
@@ -101,8 +105,18 @@ def verified(path: Path, without: Collection[str] = (), again: str | None = None
     if not len(table):
         raise bad("measurements", f"no rows in {path}", "at least one", again)
     if not known and not without:
-        _VALID.append(table.schema.remove_metadata())
+        _VALID.append((table.schema.remove_metadata(), nulls))
     return table
+
+
+def _nulls(table: pa.Table) -> frozenset[str]:
+    """The columns that a cell's file leaves out because they are null in all of its rows."""
+    try:
+        names = json.loads((table.schema.metadata or {}).get(NULLS, b"[]"))
+    except ValueError:
+        names = []
+    known = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return frozenset(names).intersection(MEASURED) if known else frozenset()
 
 
 def _again(path: Path) -> str:
@@ -123,13 +137,21 @@ def completed(table: pa.Table) -> pa.Table:
     columns = [
         _true(table, name)
         if name in WITHDRAWN
-        else table.column(places[name])
+        else _as(table.column(places[name]), kind)
         if name in places
         else pa.nulls(len(table), kind)
         for name, kind in COLUMNS.items()
     ]
-    fields = [types[places[name]] if name in places else pa.field(name, kind) for name, kind in COLUMNS.items()]
+    fields = [
+        types[places[name]].with_type(column.type) if name in places else pa.field(name, column.type)
+        for name, column in zip(COLUMNS, columns, strict=True)
+    ]
     return pa.Table.from_arrays(columns, schema=pa.schema(fields, table.schema.metadata))
+
+
+def _as(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """A column of this type, with its names of nested values: files without Arrow's schema have those of Parquet."""
+    return column.cast(kind) if pa.types.is_nested(kind) and str(column.type) != str(kind) else column
 
 
 def _wrong(schema: pa.Schema, without: Collection[str]) -> list[str]:
