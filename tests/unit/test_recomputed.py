@@ -1,5 +1,8 @@
 """Intervals anew from stored blocks: those of long turns are wider, those of slow noise know of it, ratios and medians stay."""
 
+import math
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -14,7 +17,7 @@ BLOCKS = {
 }
 
 
-def row(name: str, turns: str = "long", **values: object) -> dict[str, object]:
+def row(name: str, turns: str = "long", **values: object) -> dict[str, Any]:
     found = {"cell_hash": "c", "gpu_uuid": "g", "implementation": name, "status": "ok", "set_aside": 0, "turns": turns}
     known = {
         "baseline": "torch",
@@ -28,7 +31,7 @@ def row(name: str, turns: str = "long", **values: object) -> dict[str, object]:
     )
 
 
-def anew(*rows: dict[str, object]) -> list[dict[str, object]]:
+def anew(*rows: dict[str, Any]) -> list[dict[str, Any]]:
     return recomputed.with_intervals(pa.Table.from_pylist(list(rows), SCHEMA)).to_pylist()
 
 
@@ -37,8 +40,9 @@ def test_intervals_are_those_of_today(turns: str) -> None:
     torch, cute = anew(row("torch", turns), row("cute", turns))
     known = [0] * 4 + [1] * 4 if turns == "long" else None
     assert (cute["ci_low_us"], cute["ci_high_us"]) == intervals.time_interval(BLOCKS["cute"], known)
-    expected = intervals.paired_ratio(BLOCKS["torch"], BLOCKS["cute"], known)[1:]
-    expected = (min(expected[0], 2.0), max(expected[1], 2.0), expected[2])
+    _, low, high, p = intervals.paired_ratio(BLOCKS["torch"], BLOCKS["cute"], known)
+    assert low and high
+    expected = (min(low, 2.0), max(high, 2.0), p)
     for ratio in ("speedup", "best_speedup"):
         assert tuple(cute[f"{ratio}{end}"] for end in ("_ci_low", "_ci_high", "_p")) == pytest.approx(expected)
     assert cute["speedup"] == torch["speedup"] == 2.0 and cute["median_us"] == np.median(BLOCKS["cute"])
@@ -63,7 +67,7 @@ def test_rows_of_a_run_with_slow_noise_get_wider_intervals_or_a_mark(monkeypatch
         state = np.cumsum(generator.normal(size=blocks // 4 if long else blocks))
         return (10 * np.exp(0.01 * (np.repeat(state, 4) if long else state))).tolist()
 
-    def rows(turns: str, blocks: int) -> list[dict[str, object]]:
+    def rows(turns: str, blocks: int) -> list[dict[str, Any]]:
         found = []
         for i in range(30):
             known = {"torch": times(turns == "long", blocks), "cute": times(turns == "long", blocks)}
@@ -86,3 +90,22 @@ def test_rows_of_a_run_with_slow_noise_get_wider_intervals_or_a_mark(monkeypatch
     assert all(one["converged"] for one in few), "ten rows show nothing"
     monkeypatch.setattr(recomputed.slow_noise, "hides", lambda known, count: False)
     assert all(one["converged"] for one in anew(*(one | {"ci_low_us": 1.0, "ci_high_us": 99.0} for one in whole)))
+
+
+def test_rows_all_at_once_have_the_intervals_of_each() -> None:
+    """Of few, many, equal and correlated blocks, of intervals that say nothing, and of times that are none."""
+    generator = np.random.default_rng(4)
+    rows = [[], [1.0, 2.0, 0.0], [1.0, math.nan, 2.0, 3.0], [1.0, math.inf, 3.0, 4.0], [1e-300, 1e300, 1.0], [2.0] * 9]
+    for count in (1, 2, 3, 4, 8, 11, 20, 20, 40, 150):
+        for spread in (0.0, 1e-9, 0.01, 1.0, 4.0):
+            noise = generator.normal(size=(4, count)) * spread
+            rows += np.exp(noise).tolist() + (10 * np.exp(np.cumsum(noise, axis=1) / 3)).round(2).tolist()
+    pairs = [(a, b) for a, b in zip(rows, [*rows[1:], rows[0]], strict=True) if len(a) == len(b) > 0]
+    with np.errstate(all="ignore"):
+        expected = [intervals.time_interval(row) for row in rows if row]
+        found = intervals.time_intervals([row for row in rows if row])
+        assert repr(found) == repr(expected) and None in found, "bit by bit; NaN is not equal to itself"
+        ratios = intervals.paired_ratios(pairs)
+        assert repr(ratios) == repr([intervals.paired_ratio(*pair) for pair in pairs])
+    assert {ratio[1] is None for ratio in ratios} == {True, False}
+    assert intervals.time_intervals([]) == intervals.paired_ratios([]) == []

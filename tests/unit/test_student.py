@@ -26,3 +26,19 @@ def test_the_ends_of_the_distribution() -> None:
     assert student.two_sided(math.inf, 3) == 0 and student.two_sided(1e200, 3) == 0
     assert math.isnan(student.two_sided(math.nan, 3))
     assert student.two_sided(1.96, math.inf) == pytest.approx(special.ndtr(-1.96) * 2)
+
+
+def test_many_at_once_are_as_each() -> None:
+    generator = np.random.default_rng(3)
+    freedom = np.array([*FREEDOMS, *1 + generator.exponential(9, size=300)])
+    t = generator.normal(size=len(freedom)) * 10.0 ** generator.integers(-6, 4, len(freedom))
+    t[:2] = 0.0, 1e200
+    assert student.two_sided_each(t, freedom).tolist() == [
+        student.two_sided(*each) for each in zip(t.tolist(), freedom.tolist(), strict=True)
+    ]
+    assert student.half_width_each(freedom, 0.95).tolist() == [
+        student.half_width(one, 0.95) for one in freedom.tolist()
+    ]
+    assert (
+        len(student.half_width_each(np.array([]), 0.95)) == len(student.two_sided_each(np.array([]), np.array([]))) == 0
+    )

@@ -10,7 +10,16 @@ from moe_routing_bench.comparison import slow_noise
 from moe_routing_bench.comparison.ratios import between, is_paired
 from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.grid.cell import Settings
-from moe_routing_bench.intervals import half_width, telling, time_interval, turn_medians, turns_of
+from moe_routing_bench.intervals import (
+    Ratio,
+    half_width,
+    paired_ratios,
+    telling,
+    time_interval,
+    time_intervals,
+    turn_medians,
+    turns_of,
+)
 
 _RATIOS = {"speedup": "baseline", "best_speedup": "best_other"}  # each over the row of that name in the same cell
 _ENDS = ("_ci_low", "_ci_high", "_p")
@@ -50,11 +59,11 @@ def with_intervals(table: pa.Table) -> pa.Table:
     timed = [i for i, row in enumerate(rows) if _timed(row)]
     series = {i: _series(rows[i]) for i in timed}
     noise = _noise(rows, series)
+    usual = _usual({i: rows[i] for i in timed})
     for i in timed:
         row, known = rows[i], noise[_kind(rows[i])]
         slow = known and _slow(row, series[i], known)
-        ends = telling(slow[:2], row["median_us"]) if slow else time_interval(row["block_medians_us"], turns_of(row))
-        low, high = ends or (None, None)
+        low, high = (telling(slow[:2], row["median_us"]) if slow else usual[i]) or (None, None)
         columns["ci_low_us"][i] = None if low is None else min(low, row["median_us"])
         columns["ci_high_us"][i] = None if high is None else max(high, row["median_us"])
         if known and row["converged"]:
@@ -69,12 +78,29 @@ def with_intervals(table: pa.Table) -> pa.Table:
         }
         series = {i: _series(base, rows[i]) for i, base in bases.items() if is_paired(base, rows[i])}
         noise = _noise(rows, series)
-        for i, base in bases.items():
+        ratios = _ratios({i: (base, rows[i]) for i, base in bases.items()})
+        for i in bases:
             known = noise[_kind(rows[i])] if i in series else None
-            found = (known and _slow(rows[i], series[i], known)) or between(base, rows[i])[1:]
+            found = (known and _slow(rows[i], series[i], known)) or ratios[i][1:]
             for end, value in zip(_ENDS, _around(rows[i][ratio], *found), strict=True):
                 columns[f"{ratio}{end}"][i] = value
     return replaced(table, columns)
+
+
+def _usual(rows: Mapping[int, _Row]) -> dict[int, tuple[float, float] | None]:
+    """`time_interval` of rows by number: those of short turns all at once."""
+    short = [i for i, row in rows.items() if turns_of(row) is None]
+    found = dict(zip(short, time_intervals([rows[i]["block_medians_us"] for i in short]), strict=True))
+    others = {i: row for i, row in rows.items() if i not in found}
+    return found | {i: time_interval(row["block_medians_us"], turns_of(row)) for i, row in others.items()}
+
+
+def _ratios(pairs: Mapping[int, tuple[_Row, _Row]]) -> dict[int, Ratio]:
+    """`between` of pairs of rows by number: those of short turns all at once."""
+    short = [i for i, pair in pairs.items() if is_paired(*pair) and turns_of(pair[0]) is None]
+    blocks = [tuple(row["block_medians_us"] for row in pairs[i]) for i in short]
+    found = dict(zip(short, paired_ratios(blocks), strict=True))
+    return found | {i: between(*pair) for i, pair in pairs.items() if i not in found}
 
 
 def _kind(row: _Row) -> tuple[str, str]:

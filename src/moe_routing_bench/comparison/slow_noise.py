@@ -46,7 +46,7 @@ class _Models(NamedTuple):
 def shares(rows: Mapping[object, Sequence[np.ndarray]]) -> Shares | None:
     """How often each model holds, from the logarithms (n,) of the blocks or turns of each row, by cell; None where noise is
     independent as far as they tell, or there are fewer than `LEAST_ROWS`."""
-    cells = [[_likelihoods(values) for values in cell if _varied(values)] for cell in rows.values()]
+    cells = [[_likelihoods(known[0]) for known in map(_varied, cell) if known] for cell in rows.values()]
     cells = [np.array(cell) for cell in cells if cell]
     if sum(map(len, cells)) < LEAST_ROWS:
         return None
@@ -71,12 +71,12 @@ def hides(known: Shares, count: int) -> bool:
 def interval(values: np.ndarray, known: Shares) -> tuple[float, float, float] | None:
     """Both ends of the 95 % interval of the location of logarithms (n,) of a row, and p of its being 0, where models hold as often as `known`
     says; None for too few values."""
-    if not _varied(values):
+    if (varied := _varied(values)) is None:
         return None
-    n, (deviations, middle) = len(values), winsorised(values)
+    n, (deviations, middle) = len(values), varied
     kept, models = len(middle), _models(n)
     squares = deviations @ models.spreads @ deviations
-    likely = _likelihoods(values)
+    likely = _likelihoods(deviations)
     weights = np.exp(likely - likely.max()) * np.array(known)
     weights /= weights.sum()
     errors = np.sqrt(squares / (kept * (kept - 1)) * models.inflation)
@@ -93,18 +93,18 @@ def interval(values: np.ndarray, known: Shares) -> tuple[float, float, float] | 
     return min(centre - high, median), max(centre + high, median), tail(abs(centre))
 
 
-def _varied(values: np.ndarray) -> bool:
-    """Whether a row has enough values, and they differ."""
+def _varied(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """`winsorised` of the values of a row; None for too few, or equal ones."""
     if len(values) < _LEAST_VALUES:
-        return False
+        return None
     deviations, middle = winsorised(values)
-    return len(middle) > 1 and bool(deviations.any())
+    return (deviations, middle) if len(middle) > 1 and deviations.any() else None
 
 
-def _likelihoods(values: np.ndarray) -> np.ndarray:
-    """The logarithm of the likelihood of values (n,) under each model (m,), whatever their location and spread."""
-    (deviations, _), models = winsorised(values), _models(len(values))
-    return models.constants - (len(values) - 1) / 2 * np.log(deviations @ models.forms @ deviations)
+def _likelihoods(deviations: np.ndarray) -> np.ndarray:
+    """The logarithm of the likelihood of Winsorised values (n,) under each model (m,), whatever their location and spread."""
+    models = _models(len(deviations))
+    return models.constants - (len(deviations) - 1) / 2 * np.log(deviations @ models.forms @ deviations)
 
 
 @lru_cache(128)
