@@ -237,6 +237,22 @@ def test_an_implementation_without_a_row_is_noticed(tmp_path):
         cell_files.collect({path: alone}, "cpu")
 
 
+def test_collect_joins_files_with_other_columns_in_order(tmp_path):
+    """Cells without a value for a column, with all columns of an older version, and of columns that were added since."""
+    files, values = {}, [{"timer": "wall"}, {}, {"stage_us": None}, {"isolated": True}, {"timer": "events"}, {}]
+    for index, value in enumerate(values):
+        path, one = tmp_path / f"{index}.parquet", job(min_blocks=10 + index)
+        rows.write(path, [row_of(one, median_us=index + 1.0, **value)], one.spec)
+        files[path] = one
+    write_table(path, records.read(path).drop(list(rows.LATER)))
+    table = cell_files.collect(files, "cpu")
+    assert table["median_us"].to_pylist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert table["timer"].to_pylist() == ["wall", None, None, None, "events", None]
+    assert table["isolated"].to_pylist() == [None, None, None, True, None, None]
+    assert table["stage_us"].to_pylist() == [None if i == 2 else ROW["stage_us"] for i in range(6)]
+    assert table.schema.remove_metadata().equals(records.described(records.SCHEMA), check_metadata=True)
+
+
 def files_of(folder, *codes: str):
     """One cell file of gate per fingerprint of the code."""
     files = {}

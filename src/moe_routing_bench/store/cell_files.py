@@ -19,7 +19,7 @@ from moe_routing_bench.benches.bench import find
 from moe_routing_bench.grid.cell import Job, spec_hash
 from moe_routing_bench.store import contradictions
 from moe_routing_bench.store.parquet import KEEP, Newer, outvoted, sealed_metadata, some
-from moe_routing_bench.store.records import AXIS_COLUMNS, completed, described, read, spec_of, verified
+from moe_routing_bench.store.records import AXIS_COLUMNS, SCHEMA, completed, described, read, spec_of, verified
 from moe_routing_bench.store.rows import SCHEMA_VERSION, SPEC, STATUSES, SUMMARISED, SUMMARY
 from moe_routing_kernels.errors import UserError, bad
 
@@ -79,16 +79,15 @@ def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table],
     tables: list[pa.Table] = []
     problems, wrong, later, codes, others = [], [], [], {}, {}
     for part in _read_in_parts(list(files)):
-        runs = _joined({path: table for path, table in part.items() if isinstance(table, pa.Table)})
-        tables += (table for _, table in runs)
-        misfits: dict[Path, str] = {}
-        for paths, table in runs:
-            misfits |= _misfits({path: (files[path], part[path]) for path in paths}, table, platform.partition(".")[0])
-            of_code, of_plugins = (_of_files(table[name], part, paths) for name in _FINGERPRINTS)
-            for path in paths:
-                codes.setdefault(files[path].cell.bench, {})[path] = set(of_code[path])
-                of_others = others.setdefault(plugins.references(files[path]), (files[path], {}))[1]
-                of_others[path] = set(of_plugins[path])
+        read = {path: table for path, table in part.items() if isinstance(table, pa.Table)}
+        joined = _joined(list(read.values()))
+        tables.append(joined)
+        misfits = _misfits({path: (files[path], table) for path, table in read.items()}, joined, platform)
+        of_code, of_plugins = (_of_files(joined[name], read) for name in _FINGERPRINTS)
+        for path in read:
+            codes.setdefault(files[path].cell.bench, {})[path] = set(of_code[path])
+            of_others = others.setdefault(plugins.references(files[path]), (files[path], {}))[1]
+            of_others[path] = set(of_plugins[path])
         for path, table in part.items():
             if isinstance(table, UserError):
                 problems.append(str(table))
@@ -125,28 +124,23 @@ def _read_in_parts(paths: Sequence[Path]) -> Iterator[dict[Path, pa.Table | User
             yield dict(zip(part, threads.map(rows, part), strict=True))
 
 
-def _joined(tables: Mapping[Path, pa.Table]) -> list[tuple[list[Path], pa.Table]]:
-    """The rows of all files in their order, with all columns, in one table for each run of files with equal columns, and these files."""
-    runs: list[list[Path]] = []
-    for path, table in tables.items():
-        if not (runs and table.schema.equals(tables[runs[-1][0]].schema)):
-            runs.append([])
-        runs[-1].append(path)
-    joined = (pa.concat_tables([tables[path] for path in run]).replace_schema_metadata(None) for run in runs)
-    return [(run, completed(table.combine_chunks())) for run, table in zip(runs, joined, strict=True)]
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of all tables in their order, with all columns."""
+    plain = [SCHEMA.empty_table(), *(table.replace_schema_metadata(None) for table in tables)]
+    return completed(pa.concat_tables(plain, promote_options="default").combine_chunks())
 
 
-def _of_files(column: pa.ChunkedArray, tables: Mapping[Path, Any], paths: Sequence[Path]) -> dict[Path, list[Any]]:
+def _of_files(column: pa.ChunkedArray, tables: Mapping[Path, pa.Table]) -> dict[Path, list[Any]]:
     """The values of each file in a column of the joined rows of all."""
     values = iter(column.to_pylist())
-    return {path: list(itertools.islice(values, len(tables[path]))) for path in paths}
+    return {path: list(itertools.islice(values, len(table))) for path, table in tables.items()}
 
 
-def _misfits(files: Mapping[Path, tuple[Job, pa.Table]], joined: pa.Table, device: str) -> dict[Path, str]:
+def _misfits(files: Mapping[Path, tuple[Job, pa.Table]], joined: pa.Table, platform: str) -> dict[Path, str]:
     """Why files are not those of their jobs, in words; `joined` has the rows of all of them, with all columns."""
-    tables = {path: table for path, (_, table) in files.items()}
-    names = _of_files(joined["implementation"], tables, list(files))
-    true = _are_true(joined, [(job, len(table)) for job, table in files.values()], device)
+    device = platform.partition(".")[0]
+    names = _of_files(joined["implementation"], {path: table for path, (_, table) in files.items()})
+    true = not files or _are_true(joined, [(job, len(table)) for job, table in files.values()], device)
     found, start = {}, 0
     for path, (job, table) in files.items():
         spec = spec_of(table)
