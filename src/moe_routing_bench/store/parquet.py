@@ -43,13 +43,9 @@ def digest(table: pa.Table) -> str:
 
 
 def write_table(path: Path, table: pa.Table, schema: bool = True) -> None:
-    """Write a table, sealed, under a temporary name in the same folder, then rename it.
-
-    `schema` also stores Arrow's schema, which has the metadata of fields and the names within nested types. Reading it takes a fifth of
-    the time of a file of few rows.
-    """
-    metadata = {name: value for name, value in (table.schema.metadata or {}).items() if name not in (SEAL, DIGEST)}
-    metadata, table = metadata | {SEAL: _ZEROS}, table.replace_schema_metadata(None)
+    """Write a table, sealed, under a temporary name in the same folder, then rename it. `schema` also stores Arrow's, with metadata of fields."""
+    metadata = {name: value for name, value in (table.schema.metadata or {}).items() if name != DIGEST} | {SEAL: _ZEROS}
+    table = table.replace_schema_metadata(None)
     sink, small = pa.BufferOutputStream(), table.nbytes < _SMALL
     with pq.ParquetWriter(
         sink,
