@@ -152,7 +152,12 @@ def _ratios(_: np.ndarray, logs: np.ndarray) -> Iterator[Ratio]:
 
 
 def _of_many(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`_of_blocks` of each row of values (m, n), bit by bit: median, centre, error and freedom (m,)."""
+    """Blocks in a row, of each row of values (m, n): the trimmed mean, its variance from the Winsorised values, inflated by
+    (1 + r) / (1 - r) for a correlation r of neighbours; as median, centre, error and freedom (m,).
+
+    The estimate of r is freed of its bias, -(1 + 3 r) / n (Kendall 1954, Biometrika 41), and clipped to 0 to 0.97. Freedom
+    falls faster than the number of independent values, n (1 - r) / (1 + r).
+    """
     n = values.shape[1]
     trimmed = int(_TRIMMED * n)
     middle = np.sort(values, axis=1)[:, trimmed : n - trimmed]
@@ -161,7 +166,7 @@ def _of_many(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
     kept, squares = middle.shape[1], np.vecdot(deviations, deviations)
     median = (middle[:, (kept - 1) // 2] + middle[:, kept // 2]) / 2
     centre = np.add.reduce(middle, axis=1) / kept
-    flat = (squares == 0) | (middle[:, 0] == middle[:, -1])
+    flat = (squares == 0) | (middle[:, 0] == middle[:, -1])  # no error, for which any freedom does
     squares = np.where(flat, 1.0, squares)
     r = np.vecdot(deviations[:, :-1], deviations[:, 1:]) / squares
     r = np.minimum(np.maximum((r + 1 / n) / max(1 - 3 / n, 0.5), 0.0), _MOST_CORRELATION)
@@ -224,23 +229,8 @@ def _estimate(values: Sequence[float] | np.ndarray, turns: Sequence[int] | None)
 
 
 def _of_blocks(values: np.ndarray) -> _Estimate:
-    """Blocks in a row: the trimmed mean, its variance from the Winsorised values, inflated by (1 + r) / (1 - r) for a correlation r of
-    neighbours.
-
-    The estimate of r is freed of its bias, -(1 + 3 r) / n (Kendall 1954, Biometrika 41), and clipped to 0 to 0.97. Freedom
-    falls faster than the number of independent values, n (1 - r) / (1 + r).
-    """
-    n, (deviations, middle) = len(values), winsorised(values)
-    kept, squares = len(middle), float(deviations @ deviations)
-    # np.median and the method mean give the same numbers, and take ten times as long for so few
-    median, centre = float(middle[(kept - 1) // 2] + middle[kept // 2]) / 2, float(np.add.reduce(middle)) / kept
-    if squares == 0 or middle[0] == middle[-1]:
-        return _Estimate(median, centre, 0.0, _LEAST_FREEDOM)  # any freedom: there is no error
-    r = float(deviations[:-1] @ deviations[1:]) / squares
-    r = min(max((r + 1 / n) / max(1 - 3 / n, 0.5), 0.0), _MOST_CORRELATION)
-    worth = (1 - r) / (1 + r)
-    error = math.sqrt(squares / (kept * (kept - 1)) / worth)
-    return _Estimate(median, centre, error, max(kept * worth**_LOSS - 1, _LEAST_FREEDOM))
+    """Blocks in a row, values (n,)."""
+    return _Estimate(*(float(each[0]) for each in _of_many(values[None])))
 
 
 def winsorised(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
