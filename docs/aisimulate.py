@@ -1,4 +1,4 @@
-"""Select rows of AISimulate for config/published/aisimulate-h200.csv: `python docs/aisimulate.py FOLDER`.
+"""Select rows of AISimulate for config/published/aisimulate-h200.csv and scale/aisimulate-*.csv: `python docs/aisimulate.py FOLDER`.
 
 FOLDER is `aisimulate_core/systems/data/h200_sxm` of an unpacked wheel (`pip download --no-deps aisimulate==0.13.0`). The rows keep the layout that
 `moe-routing-bench report --rows` reads: a whole layer on one GPU has the name of its preset; a rank of tensor parallelism has the sizes of the
@@ -6,6 +6,7 @@ rank and no preset; with expert parallelism or uneven loads the name of the impl
 """
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,7 @@ from stored_tables import ROOT
 from moe_routing_bench.config import presets
 
 OUT = ROOT / "config/published/aisimulate-h200.csv"
+SCALE = ROOT / "config/published/scale"  # times of dispatch and combine
 TOKENS = (1, 8, 64, 1024, 4096, 8192, 16384)
 SIZES = {"hidden": "hidden_size", "intermediate": "inter_size", "experts": "num_experts", "top_k": "topk"}
 # their format: ours of weights, and of packed rows
@@ -73,7 +75,7 @@ def selected(rows: pd.DataFrame) -> pd.DataFrame:
     return found.groupby(keys, sort=False, as_index=False)["median_us"].first()[list(found)]  # some are there twice
 
 
-def _of(rows: pd.DataFrame, sizes: dict[str, object], form: str) -> pd.Series:
+def _of(rows: pd.DataFrame, sizes: Mapping[str, object], form: str) -> pd.Series:
     same = rows["moe_dtype"] == form
     for name, column in SIZES.items():
         same &= rows[column] == sizes[name]
@@ -110,5 +112,42 @@ def _named(rows: pd.DataFrame, form: str) -> pd.DataFrame:
     )
 
 
+def exchanged(folder: Path, version: str) -> pd.DataFrame:
+    """Dispatch and combine (us) of DeepEP through a version of SGLang, with the columns of `SCALE`; normal mode with the number of SMs that was fastest in the cell."""
+    parts = []
+    for kind, mode, time in (("ll", "low-latency", "avg_t_us"), ("normal", "normal", "transmit_us")):
+        rows = pd.read_parquet(folder / f"comm/sglang/{version}/wideep_deepep_{kind}_perf.parquet")
+        rows = rows[rows["device"] == "NVIDIA H200"].rename(
+            columns={f"dispatch_{time}": "dispatch", f"combine_{time}": "combine"}
+        )
+        cell = ["node_num", "hidden_size", "num_topk", "num_experts", "num_token"]
+        fastest = (rows["dispatch"] + rows["combine"]).sort_values(kind="stable").index
+        rows = rows.loc[fastest].drop_duplicates(cell).sort_values(cell)
+        limited = (rows["node_num"].clip(upper=4)).where(
+            (mode == "normal") & (rows["node_num"] > 1), 0
+        )  # DeepEP's test: top-4 hosts
+        parts.append(
+            pd.DataFrame(
+                {
+                    "mode": mode,
+                    "ranks": 8 * rows["node_num"],
+                    "tokens": rows["num_token"],
+                    "hidden": rows["hidden_size"],
+                    "experts": rows["num_experts"],
+                    "top_k": rows["num_topk"],
+                    "host_groups": limited,
+                    "sms": rows["dispatch_sms"] if mode == "normal" else 0,
+                    "counts": "us",
+                    "dispatch": rows["dispatch"].round(2),
+                    "combine": rows["combine"].round(2),
+                }
+            )
+        )
+    return pd.concat(parts)
+
+
 if __name__ == "__main__":
-    selected(read(Path(sys.argv[1]))).to_csv(OUT, index=False)
+    folder = Path(sys.argv[1])
+    selected(read(folder)).to_csv(OUT, index=False)
+    for version in ("0.5.6.post2", "0.5.12"):
+        exchanged(folder, version).to_csv(SCALE / f"aisimulate-sglang-{version}.csv", index=False)

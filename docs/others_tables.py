@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any, cast
 
 import pandas as pd
 from stored_tables import ROOT, digits, runs, table
 
 from moe_routing_bench.comparison import published_rows
 from moe_routing_bench.config import claims
+from moe_routing_bench.scale import exchange, validation
 
 SHOWN = (1, 64, 4096)  # tokens; reports have the others
 NAMES = {"vllm": "vLLM", "sglang": "SGLang", "tensorrt-llm": "TensorRT-LLM"}
@@ -45,26 +47,25 @@ def share() -> str:
     return "\n".join(published_rows.sentence(*found) + "\n" for found in sources())
 
 
-def kernels() -> str:
-    """A line per implementation here and difference: the published kernels with their formats, and their rows."""
-    lines: dict[tuple[str, str], list[tuple[str, int]]] = {}
-    for source, rows, _ in sources():
-        counts = published_rows.comparable(rows).groupby(["kernel", "weights"], sort=True).size()
-        for (name, weights), count in counts.items():
-            kernel = source.kernel(name, weights)
-            here = f"`{kernel.implementation}`" if kernel.implementation else "–"
-            lines.setdefault((here, kernel.differs or kernel.lacks), []).append((f"`{name}` ({weights})", count))
-    return table(
-        [
+def scaled() -> str:
+    """The error of the scale model by table and mode, of long tables inside a host and between hosts."""
+    host, lines = exchange.parameters()["host"], validation.lines()
+    long = lines.groupby(["table", "mode"])["error"].transform("size") > 20
+    lines = lines.assign(far=long & (lines["ranks"] > host))
+    found = []
+    for (name, mode, _), rows in lines.groupby(["table", "mode", "far"], sort=False):
+        ranks, sizes = dict.fromkeys((rows["ranks"].min(), rows["ranks"].max())), 100 * rows["error"].abs()
+        found.append(
             {
-                "implementation here": here,
-                "published kernels": ", ".join(name for name, _ in found),
-                "rows": str(sum(count for _, count in found)),
-                "difference": differs,
+                "table": f"`{name}`",
+                "mode": str(mode),
+                "GPUs": " to ".join(map(str, ranks)),
+                "times": str(len(rows)),
+                "median %": f"{sizes.median():.0f}",
+                "90th %": f"{sizes.quantile(0.9):.0f}",
             }
-            for (here, differs), found in lines.items()
-        ]
-    )
+        )
+    return table(found)
 
 
 def cells() -> str:
@@ -78,7 +79,7 @@ def cells() -> str:
             first, found = cell.iloc[0], {}
             for package, name in NAMES.items():
                 found |= _package(cell[cell["package"] == package], name, here, key)
-            ours = here.loc[key, "ours_us"].iloc[0] if len(here) and key in here.index else float("nan")
+            ours: Any = here.loc[cast(Any, key), "ours_us"].iloc[0] if len(here) and key in here.index else float("nan")
             found["`ops.layer`, warm"] = digits(ours)
             line = lines.setdefault((first["model"], f"`{first['weights']}`"), {})
             for name, time in found.items():
@@ -98,9 +99,9 @@ def _package(rows: pd.DataFrame, name: str, here: pd.DataFrame, key: tuple) -> d
     heads = (name, f"{name}'s kernel here")
     if rows.empty:
         return dict.fromkeys(heads, "–")
-    last = rows.loc[rows["version"].map(_order).idxmax()]
+    last: Any = rows.loc[cast(Any, rows["version"].map(_order).idxmax())]
     place = (*key, last["package"], last["version"])
-    found = here.loc[place, "here_us"] if len(here) and place in here.index else float("nan")
+    found: Any = here.loc[cast(Any, place), "here_us"] if len(here) and place in here.index else float("nan")
     return dict(zip(heads, (digits(last["median_us"]), digits(found)), strict=True))
 
 
@@ -111,6 +112,6 @@ def _order(version: str) -> tuple[int, ...]:
 BLOCKS: Mapping[str, Callable[[], str]] = {
     "published-sources": about,
     "published-share": share,
-    "published-kernels": kernels,
+    "scale-errors": scaled,
     "published-cells": cells,
 }

@@ -57,13 +57,14 @@ HOUSES = {
         "measure": "packages streams intervals statistics grid workload benches store",
         "traces": "statistics workload store",
         "quality": "packages statistics grid config store measure",
+        "scale": "grid workload benches config store",
         "comparison": "quantities intervals statistics grid benches config measure",
         "api": "grid config store measure",
         "answers": "quantities grid benches config store comparison",
         "figures": "quantities statistics grid benches config store quality comparison",
         "report": "quantities statistics grid benches config store quality comparison answers figures",
         "study": "packages quantities grid benches config store quality",
-        "cli": "streams packages quantities intervals statistics fields grid benches config store measure traces quality comparison answers figures report study",
+        "cli": "streams packages quantities intervals statistics fields grid benches config store measure traces quality scale comparison answers figures report study",
     },
 }
 # Parts of the instrument that need nothing of the kernels.
@@ -91,6 +92,7 @@ MAY_IMPORT_TORCH = {
     "measure",
     "traces",
     "quality",
+    "scale",
 }
 WITHOUT_TORCH = (
     *(

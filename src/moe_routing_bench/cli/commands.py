@@ -56,6 +56,7 @@ SECTIONS = {
         "targets": "choices.targets",
         "rank": "collect.rank",
         "specialisation": "collect.specialisation",
+        "scale": "scale.scale",
         "prune": "status.prune",
     },
     "Steps of the workflow, which runs them itself": {

@@ -1,0 +1,1 @@
+"""A model of the time of one MoE layer on N GPUs."""

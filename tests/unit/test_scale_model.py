@@ -1,0 +1,299 @@
+"""The scale model: what moves, limits, monotony, hold-out of the validating tables, and their errors."""
+
+import json
+import re
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from moe_routing_bench.benches.ranks import row_traffic
+from moe_routing_bench.cli import main
+from moe_routing_bench.packages import PACKAGE
+from moe_routing_bench.scale import exchange, experts, flows, layer, validation
+from moe_routing_bench.scale.exchange import LOW_LATENCY, MODES, NORMAL
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routing.placement import consecutive
+
+LINKS = exchange.load(validation.MEMORY)
+SIZES = experts.Sizes(2048, 768, 128, 8, "bf16")
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return experts.stored("nvidia-h200")
+
+
+def question(**changes):
+    return replace(layer.Question("qwen3-30b-a3b", SIZES, 48, gpus=16, tokens=64, trials=2), **changes)
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.0])
+def test_a_drawn_flow_moves_the_bytes_that_the_rank_benches_count(skew):
+    group = flows.Group(ranks=2, tokens=64, experts=16, top_k=4)
+    ids, _ = flows._drawn_ids(group, 3, skew, None)
+    counted = row_traffic(torch.from_numpy(ids).split(group.tokens), 8, row_bytes=1)
+    flow = flows.drawn(group, 3, skew)
+    away = ~np.eye(2, dtype=bool)
+    assert flow.rows.sum(0).tolist() == counted["rank_rows"]
+    assert flow.rows.sum(1).tolist() == counted["rank_all_bytes"]
+    assert (flow.rows * away).sum(1).tolist() == counted["rank_wire_bytes"]
+    assert (flow.once * away).sum(1).tolist() == counted["rank_deduplicated_bytes"]
+
+
+def test_many_tokens_have_the_flow_of_all_of_them_drawn(monkeypatch):
+    group = flows.Group(ranks=16, tokens=512, experts=32, top_k=4)
+    whole = flows.drawn(group, 5, 0.8)
+    monkeypatch.setattr(flows, "DRAWN", 2048)
+    some = flows.drawn(group, 5, 0.8)
+    for name in ("rows", "once", "hosts"):
+        np.testing.assert_allclose(getattr(some, name).sum(0), getattr(whole, name).sum(0), rtol=0.2)
+        assert getattr(some, name).sum() == pytest.approx(getattr(whole, name).sum(), rel=0.02)
+
+
+def test_the_even_flow_is_the_mean_of_uniform_draws():
+    group = flows.Group(ranks=16, tokens=32, experts=64, top_k=6)
+    even, drawn = flows.even(group), [flows.drawn(group, seed) for seed in range(40)]
+    for name in ("rows", "once", "hosts"):
+        mean = np.mean([getattr(flow, name).mean() for flow in drawn])
+        assert getattr(even, name).mean() == pytest.approx(mean, rel=0.01)
+
+
+def test_one_rank_does_not_communicate_and_no_token_costs_latency_alone():
+    one = exchange.times(flows.even(flows.Group(1, 64, 16, 4)), 2048, NORMAL, "fp8", LINKS)
+    assert one.both == 0
+    for ranks, far in ((8, 0.0), (16, LINKS.rdma_us)):
+        flow = flows.even(flows.Group(ranks, 0, 16, 4))
+        for mode, latency in ((LOW_LATENCY, LINKS.push_us), (NORMAL, LINKS.launch_us)):
+            times = exchange.times(flow, 2048, mode, "bf16", LINKS)
+            assert times.dispatch == times.combine == pytest.approx(latency + far)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 16, 64])
+@pytest.mark.parametrize("mode", MODES)
+def test_more_tokens_wider_rows_and_more_bytes_cost_more(ranks, mode):
+    def both(tokens, hidden, payload, once=True):
+        flow = flows.even(flows.Group(ranks, tokens, 256, 8))
+        return exchange.times(flow, hidden, mode, payload, LINKS, once).both
+
+    times = [both(tokens, 4096, "fp8") for tokens in (1, 8, 64, 512, 4096)]
+    assert times == sorted(times)
+    assert both(64, 4096, "fp8") < both(64, 7168, "fp8") < both(64, 7168, "bf16")
+    assert both(512, 4096, "fp8") <= both(512, 4096, "fp8", once=False)
+
+
+def test_estimates_rise_with_tokens_and_with_skew_and_planning_helps(rows):
+    by_tokens = [layer.Model(question(tokens=tokens), rows).estimate(8).layer_us for tokens in (1, 8, 64, 512, 2048)]
+    assert by_tokens == sorted(by_tokens)
+    found = [layer.Model(question(skew=skew, tokens=512, trials=4), rows).estimate(16) for skew in (0.0, 0.5, 1.0, 2.0)]
+    times = [one.drawn_us for one in found]
+    assert times == sorted(times)
+    assert found[0].planned_us is None
+    assert all(one.layer_us <= (one.planned_us or 0) < one.drawn_us for one in found[1:])
+
+
+def test_a_stored_layer_is_given_as_it_is_and_others_say_what_they_are(rows):
+    known = experts.Experts(rows, SIZES)
+    stored = rows[
+        (rows["hidden"] == 2048)
+        & (rows["experts"] == 128)
+        & (rows["tokens"] == 64)
+        & (rows["weights"] == "bf16")
+        & (rows["width"] == 768)
+    ]
+    answer = known.rank(64, 1)
+    assert answer.measured
+    assert answer.us == stored["median_us"].min()
+    for tokens, ep, says in (
+        (100, 1, "between T=64 and T=4096"),
+        (8, 8, "1/8 of a layer, measured at T=64"),
+        (16384, 4, "beyond"),
+    ):
+        answer = known.rank(tokens, ep)
+        assert not answer.measured
+        assert says in answer.source
+    assert known.rank(8, 8).us == pytest.approx(known.fixed + (known.rank(64, 1).us - known.fixed) / 8)
+
+
+def test_a_row_of_the_first_rank_takes_precedence(rows):
+    row = rows[
+        (rows["hidden"] == 2048)
+        & (rows["experts"] == 128)
+        & (rows["tokens"] == 64)
+        & (rows["width"] == 768)
+        & (rows["weights"] == "bf16")
+    ].iloc[:1]
+    more = pd.concat([rows, row.assign(ranks=8, median_us=77.0)], ignore_index=True)
+    answer = experts.Experts(more, SIZES).rank(8, 8)
+    assert (answer.us, answer.measured) == (77.0, True)
+
+
+def test_the_fit_reads_two_gpus_and_no_table_that_validates(monkeypatch):
+    opened = []
+    read = exchange.read_mapping
+    monkeypatch.setattr(exchange, "read_mapping", lambda path: opened.append(path) or read(path))
+    exchange.parameters.cache_clear()
+    exchange.load(1e6)
+    assert [path.name for path in opened] == ["links.yaml"]
+    for name in ("exchange", "flows", "experts", "layer"):  # what the estimates are made of
+        text = (PACKAGE / "scale" / f"{name}.py").read_text(encoding="utf-8")
+        assert "validation" not in re.sub(r'""".*?"""', "", text, flags=re.DOTALL)
+        assert "config/published" not in text
+
+
+def test_two_gpus_are_met_within_a_tenth():
+    known = exchange.parameters()
+    sizes, times = exchange.points(known, "push")
+    for left in range(len(sizes)):  # each predicted from the others
+        kept = [i for i in range(len(sizes)) if i != left]
+        alpha, beta = exchange.fit([sizes[i] for i in kept], [times[i] for i in kept])
+        assert (alpha + sizes[left] / beta) / times[left] == pytest.approx(1, abs=0.1)
+    table = validation.lines()
+    pairs = table[(table["mode"] == "layer") & (table["ranks"] == 2)]
+    assert pairs["error"].abs().median() <= 0.1
+
+
+def test_the_numbers_of_validation_are_those_of_the_stored_rows(rows):
+    assert rows["copy_gb_per_s"].median() * 1e3 == pytest.approx(validation.MEMORY, rel=0.01)
+    assert experts.Experts(rows, SIZES).fixed == pytest.approx(validation.FIXED, rel=0.02)
+
+
+def test_a_published_bandwidth_becomes_the_time_of_the_bytes_that_it_counts():
+    row = {"counts": "nvlink", "hidden": 7168, "dispatch": 153.0, "combine": 158.0}
+    flow = flows.even(flows.Group(8, 4096, 256, 8))
+    received = 4096 * 8 * flows.hit(256, 32, 8)
+    assert validation._time(row, "combine", flow) == pytest.approx(received * 2 * 7168 / 158e3)
+    assert validation._time(row, "dispatch", flow) == pytest.approx(received * (7168 + 4 * 56) / 153e3)
+
+
+def test_a_model_of_one_card_has_shares_of_another():
+    h800 = exchange.load(validation.MEMORY, "h800")
+    assert h800.nvlink / LINKS.nvlink == pytest.approx(200 / 450)
+    assert h800.rdma == LINKS.rdma
+
+
+@pytest.mark.parametrize(
+    ("changes", "ways", "says"),
+    [
+        ({"gpus": 12}, (8, 1), "a multiple of EP=8"),
+        ({"gpus": 12}, (12, 1), "a divisor of the 128 experts"),
+        ({"sizes": replace(SIZES, experts=60, hidden=2049)}, (1, 1), "measure layer"),
+        (
+            {"tokens": 1, "sizes": experts.Sizes(2880, 2880, 128, 4, "bf16"), "model": "gpt-oss-120b"},
+            (8, 1),
+            "measure layer --model gpt-oss-120b",
+        ),
+        ({}, (1, 4), "--tp 4"),
+    ],
+)
+def test_what_cannot_be_estimated_says_why_in_one_line(rows, changes, ways, says):
+    with pytest.raises(UserError, match=re.escape(says)) as error:
+        layer.Model(question(**changes), rows).estimate(*ways)
+    assert "\n" not in str(error.value)
+
+
+def test_placement_changes_who_computes_but_not_how_much():
+    group = flows.Group(ranks=8, tokens=256, experts=32, top_k=4)
+    usual, planned = (
+        flows.drawn(group, 1, 1.0, None, one) for one in (consecutive(32, 8), flows.planned(group, 1, 1.0))
+    )
+    assert usual.rows.sum() == planned.rows.sum() == 8 * 256 * 4
+    assert planned.busiest < usual.busiest
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Run `scale`; return (exit status, stdout, stderr)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["moe-routing-bench", "scale", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            main.main()
+        return caught.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_prints_rows_and_writes_them(command, tmp_path):
+    out, figure = tmp_path / "rows.parquet", tmp_path / "figure.svg"
+    sizes = ("qwen3-30b-a3b", "--gpus", 8, "--tokens", 8, "--trials", 2, "--skew", 1)
+    status, text, _ = command(*sizes, "--json", "--out", out, "--figure", figure)
+    found = json.loads(text)
+    assert status == 0
+    assert [row["ep"] for row in found["rows"]] == [1, 2, 4, 8]
+    assert found["best"]["drawn_us"] == min(row["drawn_us"] for row in found["rows"])
+    assert all(row["error_p90"] >= row["error_median"] >= 0 for row in found["rows"])
+    stored = pq.read_table(out)
+    assert stored["layer_us"].to_pylist() == [row["layer_us"] for row in found["rows"]]
+    about = json.loads(stored.schema.metadata[b"moe_routing_bench.scale"])
+    assert len(about["links.yaml"]) == 64
+    assert figure.read_text(encoding="utf-8").lstrip().startswith("<?xml")
+    _, table, _ = command(*sizes)
+    assert "* best: EP" in table
+
+
+def test_errors_are_those_of_the_published_lines(command):
+    status, text, _ = command("--errors", "--json")
+    assert status == 0
+    found = pd.DataFrame(json.loads(text))
+    lines = validation.lines()
+    assert found["lines"].sum() == len(lines)
+    few = lines[(lines["table"] == "deepep-v1-h800") & (lines["mode"] == LOW_LATENCY) & (lines["way"] == "combine")]
+    line = found[
+        (found["table"] == "deepep-v1-h800")
+        & (found["mode"] == LOW_LATENCY)
+        & (found["way"] == "combine")
+        & (found["ranks"] == 8)
+    ]
+    assert line["median"].item() == pytest.approx(abs(few.iloc[0]["predicted_us"] / 114 - 1))
+
+
+def test_the_documents_print_the_errors_that_the_tables_give():
+    text = (PACKAGE.parents[1] / "docs/published.md").read_text(encoding="utf-8")
+    printed = re.findall(
+        r"^\| `([a-z0-9.-]+)` \| ([a-z-]+) \| ([0-9 to]+) \| (\d+) \| (\d+) \| (\d+) \|$", text, re.MULTILINE
+    )
+    assert (
+        len(printed) == text.count("\n| `aisimulate-") + text.count("\n| `deepep-") + text.count("\n| `ligercute-") > 5
+    )
+    lines = validation.lines().assign(size=lambda table: 100 * table["error"].abs())
+    for name, mode, ranks, count, median, most in printed:
+        low, _, high = ranks.partition(" to ")
+        mine = lines[
+            (lines["table"] == name) & (lines["mode"] == mode) & lines["ranks"].between(int(low), int(high or low))
+        ]
+        assert (len(mine), f"{mine['size'].median():.0f}", f"{mine['size'].quantile(0.9):.0f}") == (
+            int(count),
+            median,
+            most,
+        )
+    far = lines[
+        (lines["mode"] == NORMAL) & (lines["ranks"] == 64) & (lines["table"] == "aisimulate-sglang-0.5.6.post2")
+    ]
+    one = lines[(lines["mode"] == "experts") & (lines["way"] == "tensorrt-llm")]
+    for rows in (far, one):
+        assert f"{rows['size'].median():.0f} %" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["deepseek-v33"], "deepseek-v3"),
+        (["qwen3-30b-a3b", "--gpus", "0"], "1 to 100000"),
+        (["qwen3-30b-a3b", "--gpus", "12", "--ep", "8"], "a multiple of EP=8"),
+        (["qwen3-30b-a3b", "--gpus", "24", "--ep", "3"], "a divisor of the 128 experts"),
+        (["qwen3-30b-a3b", "--overlap", "1.5"], "0 to 1"),
+        (["qwen3-30b-a3b", "--mode", "fast"], "low-latency, normal, auto"),
+        (["qwen3-30b-a3b", "--skew", "99"], "skew: got 99"),
+        (["qwen3-30b-a3b", "--platform", "nvidia-none"], "measure layer --model qwen3-30b-a3b"),
+    ],
+)
+def test_a_mistake_is_one_line(command, arguments, says):
+    status, text, error = command(*arguments)
+    assert (status, text) == (2, "")
+    assert error.count("\n") == 1
+    assert says in error
