@@ -71,7 +71,7 @@ def _lacking(cell: Cell, question: Question) -> list[str]:
 
 
 def _refused(about: Answer, question: Question, missing: list[str], needs: str, **more: Any) -> Answer:
-    """A refusal; its command is None where no command measures what is asked for."""
+    """A refusal; its command is None where no command measures such cells."""
     bench = question.benches[0]
     run = command.asked(bench, question.to_measure(bench))
     return {

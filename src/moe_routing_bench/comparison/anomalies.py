@@ -22,12 +22,12 @@ from moe_routing_bench.quantities import us
 from moe_routing_kernels.formats import QUANTISED
 
 FACTOR = 3.0  # rows of one H200 stay within 2.1 of what their neighbours allow
-LEAST_NEIGHBOURS, NEAREST = 3, 5  # of whom those are asked that allow least
+LEAST_NEIGHBOURS, NEAREST = 3, 5  # neighbours that a verdict needs; those that allow least are taken
 SCATTER = 1.5  # upper over lower quartile of the samples; that of rows of H200s is at most 1.15 but where a loop waits for the host: 1.93
 NEEDS = ("compulsory_bytes", "flops", "experts", "tokens")  # what times grow with, at most in proportion to one of them
 PARTS = {part: [axis.name for axis in AXES.values() if axis.part == part] for part in ("shape", "format", "workload")}
 AGREE = 1.1  # what two measurements of one row may differ by
-# Of the cells: where more are in doubt, it is the machine that is, and all are suspect.
+# Share of the cells: where more are in doubt, the machine is, and all are suspect.
 REPEATED, LEAST_REPEATED = 0.05, 3
 CONFIRMED = "confirmed"
 _ROW = ["cell_hash", "implementation"]

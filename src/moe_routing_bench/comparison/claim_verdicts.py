@@ -23,7 +23,7 @@ _SMALLER_IS_BETTER = ("us", "ms")
 
 @dataclass(frozen=True)
 class Held:
-    """A claim held against rows: the verdict, our value in the unit of the claim (NaN without one), of how many cells, and why."""
+    """A claim compared with rows: the verdict, our value in the unit of the claim (NaN without one), of how many cells, and why."""
 
     claim: Claim
     verdict: str
@@ -33,13 +33,13 @@ class Held:
 
 
 def held(claims: Sequence[Claim], rows: pd.DataFrame, cpu: bool = False) -> list[Held]:
-    """Each claim held against the rows of one platform, in the order of the claims; `cpu`: it is a CPU, whose times count for none."""
+    """Each claim compared with the rows of one platform, in the order of the claims; `cpu`: it is a CPU, whose times count for none."""
     ok = rows[rows["status"] == "ok"]
     return [_held(claim, rows, ok, cpu) for claim in claims]
 
 
 def _held(claim: Claim, rows: pd.DataFrame, ok: pd.DataFrame, cpu: bool) -> Held:
-    """A claim held against the rows that are `ok`; the others say why there are none."""
+    """A claim compared with the rows that are `ok`; the others say why there are none."""
     check = claim.check
     if check is None:
         return Held(claim, NOT_RUNNABLE, why=claim.reason)
