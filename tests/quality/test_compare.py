@@ -50,6 +50,14 @@ def rows(router: str, values: list[float], causal: bool = True, **more: object) 
     ]
 
 
+def test_a_table_of_refused_runs_has_no_rank_and_says_why() -> None:
+    """As the default config's, of 40 kB of text."""
+    table = pd.DataFrame(rows("a", [2.0, 2.1], recurring_share=0.4) + rows("b", [2.2, 2.3], recurring_share=0.4))
+    found = compare.summary(table)
+    assert found.empty and {"label", "contestant", "rank", "letters"} <= set(found)
+    assert compare.text(table) == f"a, b: {compare.RECURS}"
+
+
 def test_ranking_says_different_equivalent_or_undecided() -> None:
     """b is better than a by 0.1 in every seed, though their intervals overlap; d is b within 0.001; rules that see later tokens are apart."""
     noise = np.array([0.0, 0.3, -0.2, 0.5, 0.1])

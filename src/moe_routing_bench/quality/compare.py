@@ -17,10 +17,8 @@ METRIC = "bits_per_byte"
 AT_THE_EDGE = "not ranked: its best learning rate is at the edge of the grid."
 RECURRING = 0.01  # of the validation bytes, the most that may recur in training
 RECURS = f"not ranked: more than {RECURRING:.0%} of its validation text recurs in training."
-WEAKEST, SHORTEST = (
-    2.5,
-    1.0,
-)  # bits per byte of the best rule, and tokens per active parameter, from which training is judged
+WEAKEST = 2.5  # bits per byte of the best rule, from which on training is judged
+SHORTEST = 1.0  # tokens per active parameter, likewise
 OLDER_CODE = "not ranked: trained before the rule, or how a layer seats its choices, last changed."
 
 
@@ -66,6 +64,22 @@ def timed(rows: pd.DataFrame) -> str:
     return f"one run per rule with the machine to itself{how}{rest}"
 
 
+_SUMMARY = [
+    "label",
+    "config_hash",
+    "causal",
+    "contestant",
+    "seeds",
+    "mean",
+    "half_width",
+    "rank",
+    "letters",
+    "equivalent",
+    "undecided",
+    "lr",
+]
+
+
 def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
     """One row per contestant and config, best first: seeds, mean, 95 % interval by Student's t, rank and verdicts.
 
@@ -97,7 +111,7 @@ def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
                 "lr": group.loc[group["contestant"] == name, "lr"].iloc[0],
             }
             lines.append(row)
-    return pd.DataFrame(lines)
+    return pd.DataFrame(lines, columns=_SUMMARY)
 
 
 def refusals(rows: pd.DataFrame) -> pd.Series:
@@ -135,8 +149,11 @@ def too_weak(rows: pd.DataFrame) -> str:
 
 
 def text(table: pd.DataFrame, metric: str = METRIC) -> str:
-    """The summary as lines to print."""
-    lines = []
+    """The summary as lines to print, and why others are not in it."""
+    lines, rows = [], finals(table)
+    for reason, left_out in rows.groupby(refusals(rows), sort=False):
+        if reason:
+            lines.append(f"{', '.join(dict.fromkeys(left_out['contestant']))}: {reason}")
     for (label, config, causal), rows in summary(table, metric).groupby(["label", "config_hash", "causal"], sort=False):
         kind = "causal" if causal else "NOT causal: no rank beside the others"
         lines.append(f"\n{label} ({config}), {metric}, {kind}")
