@@ -346,7 +346,7 @@ def one_cell(call, monkeypatch):
 def test_an_out_that_cannot_be_written_costs_no_column(one_cell, monkeypatch, tmp_path, form) -> None:
     """The table has some of the columns; a file that is kept has all."""
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(rows, "write_table", full)
@@ -395,9 +395,9 @@ def test_a_signal_while_an_out_is_written_waits(tmp_path) -> None:
     """The file is written, and the table printed."""
     path, write = tmp_path / "cell.parquet", rows.write_table
 
-    def interrupted(*arguments) -> None:
+    def interrupted(*arguments, **options) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
-        write(*arguments)
+        write(*arguments, **options)
 
     def while_writing() -> None:
         rows.write_table = interrupted

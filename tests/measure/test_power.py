@@ -144,7 +144,7 @@ def test_a_share_of_long_turns_is_idle(idle, monkeypatch):
 
 def test_short_turns_would_favour_the_heavy_one(monkeypatch):
     """What long turns are for: in company each has the other's clock."""
-    monkeypatch.setattr(sampling.blocks, "half_width", lambda _: 1.0)
+    monkeypatch.setattr(sampling, "half_width", lambda _: 1.0)
     monkeypatch.setattr(sampling, "power_limited", lambda *_: False)
     found = sampled(monkeypatch, ("dense", "light"), settings=Settings(min_blocks=200, max_blocks=200, max_seconds=100))
     for one in found.values():

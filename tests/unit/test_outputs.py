@@ -32,6 +32,7 @@ COMMANDS = {
     ("compare", "--html"): ["a.parquet", "b.parquet"],
     ("history", "--html"): ["a.parquet", "b.parquet"],
     ("choices", "--out"): [],
+    ("scale", "--out"): ["qwen3-30b-a3b"],
     ("measure-again", "--out"): JSON,
     ("collect", "--out"): JSON,
     ("train", "--out"): ["--steps", "4"],

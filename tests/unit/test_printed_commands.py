@@ -112,7 +112,8 @@ def test_every_printed_command_with_a_path_is_among_these():
     assert found <= {
         ("init.py", "name"),
         ("init.py", "bench"),
-        ("table.py", "FILE.name"),
+        ("__init__.py", "FILE.name"),
         ("trace.py", "summary.top_k"),
         ("peers.py", "version"),
+        ("experts.py", "tokens:g"),
     }, found

@@ -85,11 +85,21 @@ def scale(
     axes = presets.values(preset)
     sizes = experts.Sizes(axes["hidden"], axes["intermediate"], axes["experts"], axes["top_k"], weights)
     question = layer.Question(
-        model, sizes, preset.layers, gpus, tokens,
+        model,
+        sizes,
+        preset.layers,
+        gpus,
+        tokens,
         payload=pick("--payload", payload, part["exchange"].PAYLOADS),
         mode=pick("--mode", mode, (*part["exchange"].MODES, layer.AUTO)),
-        once=not per_assignment, overlap=overlap, skew=skew, trace=trace, spare=spare, trials=trials, seed=seed,
-    )  # fmt: skip
+        once=not per_assignment,
+        overlap=overlap,
+        skew=skew,
+        trace=trace,
+        spare=spare,
+        trials=trials,
+        seed=seed,
+    )
     made = layer.Model(question, experts.stored(platform))
     if ep or tp:
         found, reasons = [made.estimate(ep or 1, tp or 1)], {}
