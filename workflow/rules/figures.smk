@@ -34,5 +34,6 @@ for figure in FIGURES.values():
         message:
             "draw {output.svg}"
         shell:
-            "python -I -S {params.client:q} --running --module moe_routing_bench.cli figure --platform {PLATFORM} --name {params.figure[name]:q}"
-            " >{log:q} 2>&1"
+            "python -I -S {params.client:q} --running --module moe_routing_bench.cli figure --platform "
+            + PLATFORM
+            + " --name {params.figure[name]:q} >{log:q} 2>&1"
