@@ -24,7 +24,8 @@ _FILE = yaml.safe_load(
 PALETTE: Mapping[str, str] = MappingProxyType(_FILE["palette"])
 OTHER, BLACK = "#767676", "#000000"  # of a name without a colour of its own; of references
 _DARK = {**PALETTE, OTHER: "#8f8f8f", BLACK: "#f0f0f0"}
-SYMBOLS = ("circle", "triangle2", "square", "diamond2", "cross", "triangle", "star")  # as Observable Plot names them
+# As Observable Plot names them; the last is of an eighth implementation of one colour alone.
+SYMBOLS, EIGHTH = ("circle", "triangle2", "square", "diamond2", "cross", "triangle", "star"), "hexagon"
 
 
 def assigned(names: Iterable[str], together: Iterable[Collection[str]] = ()) -> dict[str, str]:
@@ -56,9 +57,14 @@ def _places() -> dict[str, int]:
     for name, tint in COLORS.items():
         alike.setdefault(tint, []).append(name)
     order = list(COLORS)
-    result = {name: order.index(names[0]) + i for names in alike.values() for i, name in enumerate(names)}
+    count = len(SYMBOLS)
+    result = {
+        name: (order.index(names[0]) + i) % count if i < count else i
+        for names in alike.values()
+        for i, name in enumerate(names)
+    }
     # That of the dense model is not that of a router whose colour is nearly black.
-    return result | {name: i for i, name in enumerate(ZOO)} | {DENSE: SYMBOLS.index("triangle2")}
+    return result | {name: i % count for i, name in enumerate(ZOO)} | {DENSE: SYMBOLS.index("triangle2")}
 
 
 _PLACES = _places()
@@ -86,16 +92,18 @@ def dark(tint: str) -> str:
 
 def symbol(name: str, place: int = 0) -> str:
     """The symbol of a series, a second mark of identity: of an implementation and a router the same in every chart; of others by `place`."""
-    return SYMBOLS[_PLACES.get(name.split("+")[0].split(" ")[0], place) % len(SYMBOLS)]
+    known = _PLACES.get(name.split("+")[0].split(" ")[0], place % len(SYMBOLS))
+    return (*SYMBOLS, EIGHTH)[known]
 
 
 def symbols(colors: Mapping[str, str]) -> dict[str, str]:
     """The symbols of the series of a chart: no two of one colour have the same, as long as there are others."""
     taken, result = set(), {}
     for place, (name, tint) in enumerate(colors.items()):
-        first = SYMBOLS.index(symbol(name, place))
-        order = [*SYMBOLS[first:], *SYMBOLS[:first]]
-        result[name] = next((one for one in order if (tint, one) not in taken), order[0])
+        own = symbol(name, place)
+        first = SYMBOLS.index(own) if own in SYMBOLS else 0
+        order = [own, *SYMBOLS[first:], *SYMBOLS[:first]]
+        result[name] = next((one for one in order if (tint, one) not in taken), own)
         taken.add((tint, result[name]))
     return result
 

@@ -14,7 +14,16 @@ from moe_routing_bench.figures.chart import DOUBTFUL, TOKENS, WARM, Chart, Scale
 from moe_routing_bench.figures.palette import OTHER, symbols
 
 # What Observable Plot and matplotlib call the same symbol
-MARKERS = {"circle": "o", "triangle2": "v", "square": "s", "diamond2": "D", "cross": "P", "triangle": "^", "star": "*"}
+MARKERS = {
+    "circle": "o",
+    "triangle2": "v",
+    "square": "s",
+    "diamond2": "D",
+    "cross": "P",
+    "triangle": "^",
+    "star": "*",
+    "hexagon": "h",
+}
 _LABEL = 0.14  # share of an axis that the label of a number of tokens takes, with a gap
 _LETTERS = 6.5  # points of a name next to a panel
 _PALE = 0.5  # opacity of bars and cells whose time is doubtful

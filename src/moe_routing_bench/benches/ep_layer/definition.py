@@ -14,8 +14,8 @@ from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, tol
 from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.layer import definition as layer
 from moe_routing_bench.benches.ranks import Exchange, exchange, joined, row_traffic, split
-from moe_routing_bench.benches.training import definition as training
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.workload.rows import row_layout
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.layer import Layer
@@ -32,10 +32,12 @@ class Sharded:
 
 
 def problem(cell: Cell) -> Sharded:
-    """The sizes and formats of a cell."""
+    """The sizes of a cell; rows and weights have the activations' format."""
     if activation_of(cell.activation).biased:
         raise bad("activation of benches over ranks", cell.activation, "one without biases")
-    return Sharded(exchange(cell), training.problem(cell))
+    formats = (cell.dtype, cell.dtype, cell.dtype)
+    layer = Layer(row_layout(cell), cell.hidden, cell.intermediate, *formats, cell.router, cell.activation)
+    return Sharded(exchange(cell), layer)
 
 
 def build(cell: Cell, seed: int, device: str) -> Tensors:

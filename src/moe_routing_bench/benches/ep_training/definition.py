@@ -14,6 +14,7 @@ from moe_routing_bench.benches.ep_layer import definition as ep_layer
 from moe_routing_bench.benches.ranks import exchange, joined, split
 from moe_routing_bench.benches.training import definition as training
 from moe_routing_bench.grid.cell import Cell
+from moe_routing_kernels import training as _  # noqa: F401  (which the list of `benches.training` reads by name)
 
 Tensors = dict[str, Tensor]
 
