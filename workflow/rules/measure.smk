@@ -1,5 +1,7 @@
 """One job a cell, then all rows in one file."""
 
+MEASURE = f"{CLIENT} {{output:q}} {{params.spec:q}} {PLATFORM} >{{log:q}} 2>&1"
+
 
 rule measure:
     input:
@@ -18,7 +20,7 @@ rule measure:
     message:
         "measure {wildcards.bench} {wildcards.cell}"
     shell:
-        CLIENT + " {output:q} {params.spec:q} " + PLATFORM + " >{log:q} 2>&1"
+        MEASURE
 
 
 rule measure_again:
