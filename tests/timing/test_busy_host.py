@@ -12,7 +12,7 @@ from moe_routing_bench.measure import verify
 from moe_routing_bench.measure.candidate import Candidate
 from moe_routing_bench.measure.host_timer import HostTimer
 
-TRIES = int(os.environ.get("MOE_ROUTING_BENCH_TRIES", "4"))
+TRIES = int(os.environ.get("MOE_ROUTING_BENCH_TRIES", "8"))
 pytestmark = pytest.mark.slow
 
 
@@ -59,9 +59,15 @@ def refused(alone: int, among: int = 70) -> int:
 
 
 def test_an_honest_call_is_timed() -> None:
-    assert refused(70) == 0
+    """On the noisiest of machines in most tries: `verify` tries more often than this."""
+    assert refused(70) <= TRIES // 4
 
 
 def test_a_call_that_leaves_out_two_sevenths_is_refused() -> None:
-    """Of 1.4 times as much work, each try."""
-    assert refused(98) == TRIES
+    """Of 1.4 times as much work, in most tries: what other processes take differs as much at times."""
+    assert refused(98) >= TRIES - TRIES // 4
+
+
+def test_a_call_that_leaves_out_more_than_half_is_refused() -> None:
+    """Each try."""
+    assert refused(160) == TRIES
