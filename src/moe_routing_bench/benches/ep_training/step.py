@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.ep_layer import step
@@ -36,14 +35,4 @@ def bind(
 ) -> Callable[[], dict[str, Tensor]]:
     """Bind logits (T_r, E) float32, x and d_combined (T_r, H), and the rank's w13 and w2; the call returns the result and all gradients, which
     torch allocates. All ranks of the default process group call together."""
-    forward = step.layer(problem, way, bias)
-    leaves = [one.detach().requires_grad_() for one in (x, logits, w13, w2)]
-
-    def run() -> dict[str, Tensor]:
-        with torch.enable_grad():
-            result = forward(*leaves)
-        gradients = torch.autograd.grad(result, leaves, d_combined)
-        named = zip(("d_x", "d_logits", "d_w13", "d_w2"), gradients, strict=True)
-        return {"combined": result.detach()} | dict(named)
-
-    return run
+    return training.differentiated(step.layer(problem, way, bias), (x, logits, w13, w2), d_combined)

@@ -55,7 +55,14 @@ def bind(
     torch allocates them: a copy of the gradients of weights to the bound outputs, which are not written, would be traffic of its own.
     """
     forward = _forward(problem, way, bias, **options)
-    given = zip(_LEARNED, (x, logits, w13, w2), strict=True)
+    return _saying(differentiated(forward, (x, logits, w13, w2), d_combined), forward)
+
+
+def differentiated(
+    forward: Callable[..., Tensor], learned: tuple[Tensor, ...], d_combined: Tensor
+) -> Callable[[], dict[str, Tensor]]:
+    """A step of `forward`, a layer of x, logits, w13 and w2 (`learned`): its result and their gradients, by name."""
+    given = zip(_LEARNED, learned, strict=True)
     leaves = {name: one.detach().requires_grad_() for name, one in given}
 
     def run() -> dict[str, Tensor]:
@@ -67,7 +74,7 @@ def bind(
             "combined": result.detach()
         } | found  # an autograd graph that lives on would tie a capture to its stream
 
-    return _saying(run, forward)
+    return run
 
 
 def _forward(problem: Layer, way: str, bias: Tensor | None, **options: Any) -> Callable[..., Tensor]:
