@@ -72,9 +72,9 @@ def test_names_of_points_have_marks_and_no_lines() -> None:
     figure = paper.drawn(training_points.quality_pareto(found), "t", "quality")
     for axes in figure.axes:
         names = [text for text in axes.texts if isinstance(text, Annotation) and text.get_text() in ZOO]
-        beside = [line for line in axes.lines if line.get_transform() == axes.transAxes]
-        assert names and all(text.arrow_patch is None for text in names) and len(beside) == len(names)
-        looks = {(line.get_color(), line.get_marker()) for line in beside}
+        marks = [line for line in axes.lines if line.get_transform() == axes.transAxes]
+        assert names and all(text.arrow_patch is None for text in names) and len(marks) == len(names)
+        looks = {(line.get_color(), line.get_marker()) for line in marks}
         assert len(looks) == len(names)
 
 

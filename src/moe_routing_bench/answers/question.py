@@ -21,7 +21,7 @@ _WHOLE = "model"  # the bench whose cells are of one model: sizes do not say all
 
 @dataclass(frozen=True)
 class Question:
-    """A question: `benches` in the order in which they may answer, and `values` of axes; one that is left out may have any value.
+    """A question: `benches` in the order in which they may answer, and `values` of axes; an axis without a value may have any.
 
     `given` are the values that the user gave. `unsupported` says why a model cannot be measured.
     """

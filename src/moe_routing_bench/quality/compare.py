@@ -18,7 +18,7 @@ AT_THE_EDGE = "not ranked: its best learning rate is at the edge of the grid."
 RECURRING = 0.01  # of the validation bytes, the most that may recur in training
 RECURS = f"not ranked: more than {RECURRING:.0%} of its validation text recurs in training."
 WEAKEST = 2.5  # bits per byte of the best rule, from which on training is judged
-SHORTEST = 1.0  # tokens per active parameter, likewise
+SHORTEST = 1.0  # tokens per active parameter, from which on training is judged
 OLDER_CODE = "not ranked: trained before the rule, or how a layer seats its choices, last changed."
 
 

@@ -94,7 +94,7 @@ def text(entries: Iterable[Entry]) -> str:
 
 @functools.cache
 def load(path: Path = FILE) -> tuple[Entry, ...]:
-    """The entries of a file, read once. Raises `UserError` for one that is damaged, edited, or of another version."""
+    """The entries of a file, read once. Raises `UserError` if the file is damaged, edited, or of another version."""
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         version, digest, found = held["version"], held["sha256"], held["entries"]

@@ -62,7 +62,7 @@ def layer(
 ) -> Tensor:
     """`ops.layer` of a rank's tokens: x (T, H), logits (T, E) of all experts, and the weights of its own experts -> combined (T, H).
 
-    w13 is (E / N, 2 I, H), w2 (E / N, H, I), and biases likewise: experts ``rank * E / N`` and on. T may differ by rank, and be 0. `capacity`
+    w13 is (E / N, 2 I, H), w2 (E / N, H, I), b13 (E / N, 2 I) and b2 (E / N, H): experts ``rank * E / N`` and on. T may differ by rank, and be 0. `capacity`
     counts the tokens of all ranks, in the order of ranks. `group` is the default process group if None. Other arguments, dtypes and
     gradients are as of `ops.layer`; the gradients of w13 and w2 are those of the tokens of all ranks.
 
