@@ -30,7 +30,7 @@ STATUSES = {  # what each rogue gets, and a part of the reason
     "backends": ("ok", ""),
     "modes": ("ok", ""),
     "after_a_burst": ("incorrect", "elements differ"),
-    "daemon": ("incorrect or ok", ""),  # below
+    "daemon": ("incorrect", "processes were left running"),
     "early_reply": ("incorrect", ""),
     "rests": ("timeout", "no word"),
     "left_over": ("ok", ""),
@@ -52,20 +52,9 @@ def test_a_rogue_gets_no_false_time(rows, name: str) -> None:
     """What is timed at all takes no less than the fastest of what is honest: on a busy machine rows differ threefold."""
     status, reason = STATUSES[name]
     row = rows[name]
-    assert row["status"] in status.split(" or ") and reason in (row.get("reason") or ""), row.get("reason")
+    assert row["status"] == status and reason in (row.get("reason") or ""), row.get("reason")
     least_us = min(rows[honest]["min_us"] for honest, (status, _) in STATUSES.items() if status == "ok")
     assert row["isolated"] and (row["status"] != "ok" or row["median_us"] > 0.4 * least_us)
-
-
-@pytest.mark.fault("rogue")
-def test_a_process_without_a_parent_is_found(rows):
-    """Twice in eight runs on a busy machine none was seen, and the time was true; the cause is not known. It does not happen again and again."""
-    found = rows["daemon"]
-    for _ in range(3):
-        if found["status"] != "ok":
-            break
-        (found,) = supervisor.measure(Job(CELL, ("daemon",), QUICK, plugins=("isolated_rogues:DAEMON",)))
-    assert found["status"] == "incorrect" and "processes were left running" in found["reason"]
 
 
 def test_rivals_are_timed_as_if_they_were_alone(rows):

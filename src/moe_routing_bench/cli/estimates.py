@@ -146,7 +146,7 @@ def _cpu(dtype: str, threads: int) -> Rates:
     wide = 12e9 + 13e9 * ("avx512f" in flags)
     own = {"bf16": {"avx512_bf16", "amx_bf16", "bf16"}, "fp16": {"avx512_fp16", "amx_fp16", "asimdhp"}}.get(dtype)
     slow = {"bf16": 10e9 if "avx512f" in flags else 2e9, "fp16": 1e9}
-    rate = wide if own is None else 50e9 if own & flags else slow[dtype]
+    rate = wide if own is None else 150e9 if f"amx_{dtype}" in flags else 50e9 if own & flags else slow[dtype]
     return Rates(rate * threads, 2 * wide * threads, 2.5e9, 155e-9, 3e-8, 8.0, 0.7)
 
 

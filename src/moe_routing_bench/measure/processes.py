@@ -165,7 +165,11 @@ def renounce() -> None:
 
 
 def close_all_but(*descriptors: int) -> None:
-    """Close all descriptors but these, the three standard ones, and those of devices, which libraries of a GPU hold."""
+    """Have all descriptors lead to nothing but these, the three standard ones, and those of devices, which libraries of a GPU hold.
+
+    The numbers stay taken: a library closes its own once more, as Arrow does in whatever is forked, and would end that where none is open.
+    """
+    nothing = os.open(os.devnull, os.O_RDWR)
     for name in os.listdir("/proc/self/fd"):
         number = int(name)
         with contextlib.suppress(OSError):  # that of the listing is closed by now
@@ -174,4 +178,5 @@ def close_all_but(*descriptors: int) -> None:
                 and number not in descriptors
                 and not os.readlink(f"/proc/self/fd/{name}").startswith("/dev/")
             ):
-                os.close(number)
+                os.dup2(nothing, number, inheritable=False)
+    os.close(nothing)
