@@ -63,6 +63,7 @@ class Handle:
     def attached(self, descriptors: list[int]) -> Tensor:
         """The tensor in this process. Takes the first of the descriptors, on a CPU."""
         if self.device is not None:
+            torch.cuda.init()  # else torch maps no memory of another process, and the process ends
             storage = torch.UntypedStorage._new_shared_cuda(*self.device)
             empty = torch.empty(0, dtype=self.dtype, device=f"cuda:{self.device[0]}")
         else:
