@@ -6,6 +6,7 @@ our routing around the products of another package is one, too, and is named.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 
 import pandas as pd
 import stored_tables
@@ -32,6 +33,7 @@ from moe_routing_bench.quantities import count, energy
 from moe_routing_kernels import choices as table_of_choices
 
 BENCH = "layer"
+SERVED = "../nvidia-h200.served/"
 BASELINE = BENCHES[BENCH].baseline
 PRODUCTION = {  # what people run to serve these models, and how a table names it; absent: no row yet
     "vllm_triton": "vLLM's Triton kernel",
@@ -130,6 +132,45 @@ def headline() -> str:
     decode, prefill = ("".join(together(phase, named=False)).rstrip() for phase in both)
     without = [_without(failed(phase)) for phase in ("decode", "prefill")]
     return f"{tables}\n**Prefill.** {prefill}{without[1]}\n\n**Decoding.** {decode}{without[0]} {decoding(FIRST)}"
+
+
+def _served() -> list[pd.DataFrame]:
+    """The cells of layers with quantised weights as they are served, by model and tokens."""
+    rows = stored_tables.stored(SERVED + "measurements.parquet").query("status == 'ok'")
+    cells = [cell.set_index("implementation", drop=False) for _, cell in rows.groupby("cell")]
+    return sorted(cells, key=lambda cell: (cell["model"].iloc[0], cell["tokens"].iloc[0]))
+
+
+def _served_rivals(cell: pd.DataFrame) -> pd.Series:
+    """The times of kernels of other packages than torch, the fastest first."""
+    return cell["median_us"][sorted(origins.besides_torch(BENCH, cell.index))].sort_values()
+
+
+def served() -> str:
+    """A line per layer with quantised weights: `auto` and the rivals, and how many times as long the fastest of these takes."""
+    lines = []
+    for cell in _served():
+        first, found = cell.iloc[0], _served_rivals(cell)
+        line = {"layer": f"{first['model']}, `{first['weights']}`", "T": str(first["tokens"])}
+        line |= {"`ops.layer`, µs": time(cell, "auto")}
+        line |= {"rivals": ", ".join(f"{time(cell, str(name))} (`{name}`)" for name in found.index)}
+        line |= {"speed-up": f"{digits(found.min() / cell.at['auto', 'median_us'])}x"}
+        lines.append(line | {"of the limit": percent(cell.at["auto", "share_of_roofline"])})
+    return explained(table(lines))
+
+
+def quantised_lead() -> str:
+    """How much faster than the fastest rival each model is with quantised weights, in a sentence."""
+    said = []
+    for (model, weights), cells in groupby(_served(), lambda cell: tuple(cell.iloc[0][["model", "weights"]])):
+        over = {cell["tokens"].iloc[0]: _served_rivals(cell) / cell.at["auto", "median_us"] for cell in cells}
+        names = sorted({f"`{found.idxmin()}`" for found in over.values()})
+        ratios = row_groups.words([f"{digits(found.min())}x" for found in over.values()])
+        tokens = row_groups.words([str(count) for count in over])
+        said.append(
+            f"{model} in `{weights}`, T={tokens}: {ratios} as fast as {'the faster of ' * (len(names) > 1)}{_and(names)}."
+        )
+    return f"**4 and 8 bits.** {' '.join(said)}\n"
 
 
 def _without(rows: pd.DataFrame) -> str:
@@ -322,6 +363,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "layers": partial(layers, "prefill"),
     "all-layers": all_layers,
     "decode": partial(layers, "decode"),
+    "served": served,
+    "served-lead": quantised_lead,
     "training": partial(
         others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")
     ),

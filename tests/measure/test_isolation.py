@@ -9,6 +9,7 @@ import pytest
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import processes, supervisor
+from moe_routing_bench.store import platforms
 
 pytestmark = pytest.mark.slow
 sys.path.insert(0, str(Path(__file__).parent))
@@ -36,6 +37,10 @@ STATUSES = {  # what each rogue gets, and a part of the reason
     "left_over": ("ok", ""),
     "killed": ("crashed", "SIGKILL"),
 }
+if (
+    platforms.current() != platforms.CPU
+):  # a graph of one rotation fills an interval, and replays run no Python: nothing is left out
+    STATUSES["loop_count"] = ("ok", "")
 
 
 @pytest.fixture(scope="module")

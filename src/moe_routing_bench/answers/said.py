@@ -22,7 +22,7 @@ def _refused(answer: Answer) -> Iterator[str]:
     if answer["nearest"]:
         yield f"A cell more than {FAR:g} octaves away, or of another format or phase, does not answer."
     if answer.get("able"):
-        yield f"Implementations of this repository with such weights: {', '.join(answer['able'])}."
+        yield f"Implementations with stored accuracy of such weights: {', '.join(answer['able'])}."
     if answer["command"] is None:
         yield f"Needed: {answer['needs']}; no command measures it yet."
     else:
