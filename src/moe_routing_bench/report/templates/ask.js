@@ -112,7 +112,7 @@ function timesText({ratio, low, high}) {
 function against(pair) {
   if (pair === undefined) return dash;
   if (pair === null) return "not stored";
-  return `${pair.verdict ?? "no verdict"}: ${timesText(pair)} over ${pair.other}`;
+  return `${timesText(pair)} as fast as ${pair.other} (${pair.verdict ?? "no verdict"})`;
 }
 // The same in a table, where it may take more lines: all columns fit beside the findings.
 const againstIn = pair => pair ? breaking(element("span", "", {class: "verdict"}), against(pair)) : against(pair);
