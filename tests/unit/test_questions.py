@@ -70,7 +70,12 @@ def arguments(words):
 
 def answer_of(one):
     """What `ask` says to the words of a question, which are those of its command line."""
-    model, axes = arguments([str(word) for word in one["ask"]])
+    return _answer(tuple(map(str, one["ask"])))
+
+
+@functools.cache
+def _answer(words):
+    model, axes = arguments(words)
     return ask(model, **axes)
 
 
