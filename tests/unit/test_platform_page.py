@@ -1,6 +1,7 @@
 """The page of a platform in a real browser: questions to all published runs, models, figures, and what it says of where rows come from."""
 
 import contextlib
+import html
 import json
 import re
 import shutil
@@ -155,6 +156,19 @@ def test_a_page_per_measured_model(folder):
         series = shown.value("Object.values(page.charts).map(one => one.legend.map(entry => entry.name))")
         assert not shown.console()
     assert any({"bf16", platform_charts.OTHER} <= set(names) for names in series)
+
+
+def test_every_preset_has_an_address(folder):
+    """What `ask` says of it, also where its sizes were not measured or cannot be; the first page leads to all."""
+    first = (folder / "index.html").read_text()
+    assert all(f'href="{name}/index.html"' in first and (folder / name / "index.html").is_file() for name in models())
+    for model, tokens in (("kimi-k2", 64), ("qwen3-30b-a3b", 64), ("glm-4.5", 4096)):
+        text = html.unescape((folder / model / "index.html").read_text())
+        answer = ask(model, tokens=tokens, platform=NAME)
+        wanted = [answer["sentence"]] if answer["kind"] == "measured" else answer["missing"]
+        assert all(one in text for one in wanted)
+    none = next(name for name, one in models().items() if one.unsupported)
+    assert models()[none].unsupported in html.unescape((folder / none / "index.html").read_text())
 
 
 def test_pages_are_light(folder):

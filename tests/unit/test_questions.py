@@ -224,8 +224,23 @@ MORE = (
     ["--hidden", 2048, "--intermediate", 1024, "--experts", 64, "--top-k", 8, "--tokens", 1000],
     ["deepseek-v2-lite", "--bench", "model", "--tokens", 64],
     ["olmoe-1b-7b", "--phase", "training"],
+    ["qwen1.5-moe-a2.7b", "--tokens", 1],  # a row has no interval
+    ["deepseek-v2-lite", "--tokens", 128, "--weights", "int8", "--dtype", "fp16"],
     ["qwen3-30b-a3b", "--bench", "routing", "--tokens", 300, "--skew", 0.5],
 )
+
+
+def test_a_row_without_an_interval_has_its_time_alone():
+    """It is compared by its ratio without ends, and without a verdict."""
+    answer = ask("qwen1.5-moe-a2.7b", tokens=1)
+    (row,) = (one for one in answer["implementations"] if one["ci_low_us"] is None)
+    (line,) = (text for text in lines(answer) if text.strip().startswith(f"{row['implementation']} "))
+    assert us(row["median_us"]) in line and "[" not in line
+    first = answer["implementations"][0]["implementation"]
+    named = ask("qwen1.5-moe-a2.7b", tokens=1, implementations=[first, row["implementation"]])
+    pair = next(one for one in named["compared"] if row["implementation"] in (one["implementation"], one["other"]))
+    assert pair["paired"] or (pair["low"], pair["high"], pair["verdict"]) == (None, None, None)
+    assert pair["text"] in " ".join(lines(named))
 
 
 @pytest.mark.parametrize("platform", ["nvidia-h200", "nvidia-h100-80gb-hbm3"])

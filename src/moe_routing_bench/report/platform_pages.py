@@ -7,7 +7,8 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.answers import nearest
+from moe_routing_bench.answers import nearest, said
+from moe_routing_bench.answers.ask import MEASURED, ask
 from moe_routing_bench.answers.stored import Cell
 from moe_routing_bench.comparison import origins
 from moe_routing_bench.figures import FIGURES, footer
@@ -65,8 +66,8 @@ def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[st
         data,
         **shared,
         far=f"{nearest.FAR:g}",
-        presets=len(models),
-        models=list(known),
+        models=[name for name, mine in known.items() if mine],
+        others=[name for name, mine in known.items() if not mine],
         sections=parts,
         runs=[_run(run, one, cells) for run, one in tables.items()],
     )
@@ -76,36 +77,48 @@ def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[st
     if seeds:
         page.write_platform(out / "seeds.html", "Seeds", {}, **shared, seeds=seeds)
     for model, mine in known.items():
-        _write_model(model, mine, out / model / "index.html", shared, tabs)
+        _write_model(model, mine, out / model / "index.html", shared, answers(model, name))
 
 
 def _models(cells: Sequence[Cell], models: Mapping[str, Any]) -> dict[str, list[Cell]]:
-    """The cells of each preset's sizes, of those presets that have any."""
+    """The cells of each preset's sizes."""
     sizes = {
         name: {axis: getattr(one, axis) for axis in platform_sections.SIZES}
         for name, one in models.items()
         if not one.unsupported
     }
-    found = {name: platform_sections.of_model(cells, one) for name, one in sorted(sizes.items())}
-    return {name: mine for name, mine in found.items() if mine}
+    return {name: platform_sections.of_model(cells, sizes[name]) if name in sizes else [] for name in sorted(models)}
+
+
+TOKENS = (1, 64, 4096)  # that a model's page is asked about
+
+
+def answers(model: str, name: str) -> list[tuple[int, list[str]]]:
+    """What `ask` says of a model on a platform, by tokens of the batch: the fastest and its cell, and ours against others, or what is missing."""
+    found = []
+    for tokens in TOKENS:
+        answer = ask(model, tokens=tokens, platform=name)
+        shown = len(answer["instead_of"]) + 2 + bool(answer["ours"]) if answer["kind"] == MEASURED else 1
+        found.append((tokens, [text.strip() for text in said.lines(answer)[:shown]]))
+    return found
 
 
 def _write_model(
-    model: str, cells: Sequence[Cell], out: Path, shared: Mapping[str, Any], tabs: Mapping[str, str]
+    model: str, cells: Sequence[Cell], out: Path, shared: Mapping[str, Any], found: Sequence[tuple[int, list[str]]]
 ) -> None:
     parts = platform_sections.model_sections(cells)
     here = shared | {
         "heading": f"{model}: {shared['heading']}",
         "title": f"{model} on {shared['title'].partition(': ')[2]}, moe-routing-bench",
-        "about": f"Times of layers, experts, training steps and whole models of the sizes of {model}. {platform_sections.tally(cells)}",
-        "tabs": [(name, f"../{address}") for name, address in tabs.items()] + [(model, "index.html")],
+        "about": f"Layers, experts, training steps and whole models of the sizes of {model}: {platform_sections.tally(cells)}",
+        "tabs": [(name, f"../{address}") for name, address in shared["tabs"]] + [(model, "index.html")],
         "root": "../../",
     }
     charts = {one.name: one.chart for one in parts if one.chart}
     lines = list(map(platform_sections.line, cells))
-    page.write_platform(
-        out, model, {"charts": charts}, **here, sections=parts, columns=platform_sections.COLUMNS, lines=lines
-    )
+    data = {"charts": charts} if charts else {}
+    columns = platform_sections.COLUMNS
+    page.write_platform(out, model, data, **here, answers=found, sections=parts, columns=columns, lines=lines)
 
 
 def _run(run: str, tables: Tables, cells: Sequence[Cell]) -> dict[str, str]:

@@ -62,12 +62,12 @@ def _section(
     if not kept:
         return Section(name, title, f"No published row of {', '.join(benches)} on this platform.")
     drawn = formats(kept) if by_format else against_others([one for one in kept if one.bench == kept_bench(kept)])
-    caption = _FORMATS_SAID if by_format else f"{kept_bench(kept)}: {_OTHERS_SAID}"
+    caption = _FORMATS_SAID if by_format else _OTHERS_SAID
     return Section(name, title, tally(kept), mine, caption, drawn)
 
 
 _OTHERS_SAID = (
-    "median time of a call over tokens of the batch, prefill and decode on one axis. Ours is auto where it was measured, and else the fastest of our kernels; the others are those "
+    "Median time of a call over tokens of the batch, prefill and decode on one axis. Ours is auto where it was measured, and else the fastest of our kernels; the others are those "
     "that are fastest among others most often. Hover over a point for the kernel, its phase and its interval."
 )
 _FORMATS_SAID = (
@@ -85,10 +85,11 @@ def tally(cells: Sequence[Cell]) -> str:
     """In how many cells ours is faster or slower than the fastest other, by verdict."""
     both = [(own, other) for cell in cells if (own := pairs.own(cell)) and (other := pairs.rival(cell))]
     verdicts = Counter(pairs.pair(own, other).verdict for own, other in both)
-    told = [f"faster in {verdicts[pairs.FASTER]}", f"slower in {verdicts[pairs.SLOWER]}"]
+    told = [f"{how} in {verdicts[how]}" for how in (pairs.FASTER, pairs.SLOWER) if verdicts[how]]
     rest = len(both) - verdicts[pairs.FASTER] - verdicts[pairs.SLOWER]
     told += [f"not told apart in {rest}"] if rest else []
-    alone = f"; {len(cells) - len(both)} have no time of the one or the other" if len(cells) > len(both) else ""
+    lone = len(cells) - len(both)
+    alone = f"; {lone} more {'has' if lone == 1 else 'have'} no time of ours or of another" if lone else ""
     if not both:
         return f"{count(len(cells), 'cell')}, none with a time of both ours and another package."
     return f"{count(len(cells), 'cell')}. Against the fastest of other packages, torch included, ours is {', '.join(told)} of {len(both)}{alone}."
@@ -96,7 +97,12 @@ def tally(cells: Sequence[Cell]) -> str:
 
 SIZES = tuple(name for name in PRESET if AXES[name].kind is int)
 COLUMNS = ("stage", "T", "phase", "formats", "ours, µs", "fastest other, µs", "ours is", "run")
-_OF_MODEL = ("layer", "experts", "training", "model")
+_OF_MODEL = {
+    "layer": "Whole layers",
+    "experts": "Experts alone",
+    "training": "A training step of a layer",
+    "model": "Whole models",
+}
 
 
 def of_model(cells: Sequence[Cell], sizes: Mapping[str, Any]) -> list[Cell]:
@@ -107,19 +113,19 @@ def of_model(cells: Sequence[Cell], sizes: Mapping[str, Any]) -> list[Cell]:
         if cell.timed and cell.bench in _OF_MODEL and all(cell.axes.get(name) == sizes[name] for name in SIZES)
     ]
     return sorted(
-        found, key=lambda one: (_OF_MODEL.index(one.bench), one.axes["tokens"], one.axes.get("weights") or "")
+        found, key=lambda one: (list(_OF_MODEL).index(one.bench), one.axes["tokens"], one.axes.get("weights") or "")
     )
 
 
 def model_sections(cells: Sequence[Cell]) -> list[Section]:
     """A section per stage that has cells: a line per format of weights, or ours and others where a stage has no formats."""
     found = []
-    for bench in _OF_MODEL:
+    for bench, title in _OF_MODEL.items():
         if mine := [cell for cell in cells if cell.bench == bench]:
             by_format = len({cell.axes.get("weights") for cell in mine}) > 1
             figure = formats(mine) if by_format else against_others(mine)
             caption = _FORMATS_SAID if by_format else _OTHERS_SAID
-            found.append(Section(bench, BENCHES[bench].summary, tally(mine), caption=caption, chart=figure))
+            found.append(Section(bench, title, tally(mine), caption=caption, chart=figure))
     return found
 
 

@@ -48,12 +48,13 @@ function nearest(cells, question, axes, rule, model) {
     return {cell, gaps, near, unlike, octaves: unlike ? Infinity : near, odd: odd(cell), exact, unlabelled};
   }).sort((a, b) => a.unlike - b.unlike || a.near - b.near || a.odd - b.odd || a.exact - b.exact || a.unlabelled - b.unlabelled || timed(b.cell).length - timed(a.cell).length || (b.cell.day ?? "").localeCompare(a.cell.day ?? ""));
 }
+const turn = end => end === null || end === undefined ? null : 1 / end;
 const turned = {faster: "slower", slower: "faster", same: "same", undecided: "undecided"};
 
 // What is stored of a pair of rows: {verdict, other, ratio, low, high}, the ratio above 1 where `row` is the faster; null where nothing is.
 function stored(row, other) {
   const forth = (one, verdict, ratio) => ({verdict: one[verdict], ratio: one[ratio], low: one[`${ratio}_ci_low`], high: one[`${ratio}_ci_high`], other: other.implementation});
-  const back = (one, verdict, ratio) => ({verdict: turned[one[verdict]] ?? null, ratio: 1 / one[ratio], low: 1 / one[`${ratio}_ci_high`], high: 1 / one[`${ratio}_ci_low`], other: other.implementation});
+  const back = (one, verdict, ratio) => ({verdict: turned[one[verdict]] ?? null, ratio: 1 / one[ratio], low: turn(one[`${ratio}_ci_high`]), high: turn(one[`${ratio}_ci_low`]), other: other.implementation});
   if (row.best_other === other.implementation && row.best_speedup !== null) return forth(row, "best_verdict", "best_speedup");
   if (other.best_other === row.implementation && other.best_speedup !== null) return back(other, "best_verdict", "best_speedup");
   if (row.baseline === other.implementation && row.speedup !== null) return forth(row, "verdict", "speedup");

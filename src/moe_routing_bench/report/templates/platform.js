@@ -85,16 +85,18 @@ function measuredWords({nearest, cell, sentence, fastest, instead_of}) {
 }
 function measuredParts(answer) {
   const {cell, fastest, ours, against, compared, lacking: without, format, ignored} = answer, rows = timed(cell);
-  const lines = rows.map(row => [toRow(row, cell, `${row.implementation}${isOurs(row, rules) ? " (ours)" : ""}`), time(row), row === fastest ? dash : breaking(element("span", "", {class: "verdict"}), pairText(pairOf(row, fastest))), marksOfRow(row), limitText(row),
+  const lines = rows.map(row => [toRow(row, cell, `${row.implementation}${isOurs(row, rules) ? " (ours)" : ""}`), time(row), row === fastest ? dash : breaking(element("span"), shortPair(pairOf(row, fastest))), marksOfRow(row), limitText(row),
     row.peak_memory_bytes === null ? dash : `${brief(row.peak_memory_bytes / 2 ** 20)}`, row.energy_mj_per_token === null ? dash : String(Number(row.energy_mj_per_token.toPrecision(2)))]);
   const parts = [element("p", ours ? `Ours, ${ours.implementation}${ours === fastest ? "" : ` (${time(ours)} µs)`}: ${against ? pairText(against) : "no other package has a time here"}.` : "No kernel of ours has a time here.", {id: "ours"})];
   if (compared.length) parts.push(element("p", `${compared.map(pair => `${pair.name} is ${pairText(pair)}`).join("; ")}.`));
   if (without.length) parts.push(element("p", `No time within ${rules.rule.far} octaves of an implementation with ${without.join(", ")} in its name.`));
   if (ignored.length) parts.push(element("p", `${cell.bench} does not depend on ${ignored.join(", ")}.`));
   if (format) parts.push(element("p", lossText(format), {id: "loses"}));
-  parts.push(tableOf("Implementations, fastest first", ["implementation", "µs [95 %]", "against the fastest", "marks", "share of the limit", "peak MiB", "mJ per token"], lines), small(...notesOf(cell)));
+  parts.push(tableOf("Implementations, fastest first", ["implementation", "µs [95 %]", `as fast as ${fastest.implementation}`, "marks", "share of the limit", "peak MiB", "mJ per token"], lines), small(...notesOf(cell)));
   return [...parts, ...overParts(answer), small(...originOf(cell, fastest))];
 }
+// A pair in a column whose heading names the other; without a stored ratio it is of both medians (~).
+const shortPair = pair => `${pair.paired ? "" : "~"}${timesText(pair)} (${pair.verdict ?? "no verdict"})`;
 function limitText(row) {
   const found = limitOf(row);
   return found ? `${share(found.share)} (${found.binds === "node" ? "empty graph node" : "roofline"})` : dash;
@@ -105,7 +107,7 @@ function lossText({weights, weight_snr_db, output_snr_db, usable}) {
 }
 function notesOf(cell) {
   const failed = cell.rows.filter(row => row.status !== "ok").map(row => `${row.implementation} ${row.status}: ${row.reason ?? "no reason recorded"}`), why = reasons(cell.rows);
-  return ["A ratio below 1: slower than the fastest.", why.length ? ` Suspect: ${why.join("; ")}.` : "", timed(cell).some(warm) ? " L2 may be warm: what calls read before inputs come round again is less than four times as large." : "", failed.length ? ` Without a time: ${failed.join("; ")}.` : ""];
+  return [timed(cell).slice(1).some(row => !pairOf(row, timed(cell)[0]).paired) ? "~: the rows hold no ratio of these two; it is of both medians. " : "", why.length ? ` Suspect: ${why.join("; ")}.` : "", timed(cell).some(warm) ? " L2 may be warm: what calls read before inputs come round again is less than four times as large." : "", failed.length ? ` Without a time: ${failed.join("; ")}.` : ""];
 }
 function originOf(cell, fastest) {
   const run = rules.runs[cell.run], stack = [["driver", fastest.driver], ["torch", fastest.torch_version], ["CUDA", fastest.cuda_version]].filter(([, one]) => one).map(([name, one]) => `, ${name} ${one}`).join("");

@@ -42,13 +42,15 @@ function ownOf(cell, rules) {
   return mine.find(row => row.implementation === AUTO) ?? mine[0] ?? null;
 }
 const rivalOf = (cell, rules) => timed(cell).find(row => !isOurs(row, rules)) ?? null;
+// The ends of the time of a row over that of another; null where a row has no interval.
+const endsOver = (row, other) => [row.ci_low_us, other.ci_low_us].includes(null) ? [null, null] : [row.ci_low_us / other.ci_high_us, row.ci_high_us / other.ci_low_us];
 // How a row compares with another of its cell: by the stored ratio of either, or else by the intervals of both times.
 function pairOf(row, other) {
   const held = stored(row, other);
   if (held) return {...held, name: row.implementation, paired: true};
-  const ratio = other.median_us / row.median_us, low = other.ci_low_us / row.ci_high_us, high = other.ci_high_us / row.ci_low_us;
-  const apart = (low > 1 || high < 1) && Math.abs(Math.log(ratio)) > row.noise_floor;
-  const verdict = row.noise_floor === null ? null : apart ? ratio > 1 ? "faster" : "slower" : "undecided";
+  const ratio = other.median_us / row.median_us, [low, high] = endsOver(other, row);
+  const apart = low !== null && (low > 1 || high < 1) && Math.abs(Math.log(ratio)) > row.noise_floor;
+  const verdict = row.noise_floor === null || low === null ? null : apart ? ratio > 1 ? "faster" : "slower" : "undecided";
   return {name: row.implementation, other: other.implementation, ratio, low, high, verdict, paired: false};
 }
 const pairText = pair => `${timesText(pair)} as fast as ${pair.other} (${pair.verdict ?? "no verdict, too few twins"}${pair.paired ? "" : ", from both medians"})`;
@@ -92,7 +94,8 @@ function skewsOver(cell, cells) {
   const here = timed(cell)[0], others = "skew" in cell.axes ? alikeTo(cell, cells, "skew").filter(one => one.card === cell.card && one.axes.skew !== cell.axes.skew) : [];
   return others.sort((a, b) => a.axes.skew - b.axes.skew).flatMap(one => {
     const row = timed(one).find(row => row.implementation === here.implementation);
-    return row ? [{skew: one.axes.skew, implementation: row.implementation, ratio: row.median_us / here.median_us, low: row.ci_low_us / here.ci_high_us, high: row.ci_high_us / here.ci_low_us, run: one.run, cell: one}] : [];
+    const [low, high] = row ? endsOver(row, here) : [];
+    return row ? [{skew: one.axes.skew, implementation: row.implementation, ratio: row.median_us / here.median_us, low, high, run: one.run, cell: one}] : [];
   });
 }
 function formatsOver(cell, cells, rules) {

@@ -63,6 +63,7 @@ function tableOf(label, heads, lines) {
   return box;
 }
 function time(row) {
+  if (row.ci_low_us === null) return brief(row.median_us);
   const [median, low, high] = alike([row.median_us, row.ci_low_us, row.ci_high_us]);
   return `${median} [${low}, ${high}]`;
 }
