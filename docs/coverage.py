@@ -1,7 +1,8 @@
 """Coverage of intervals, false verdicts on equals and power, by simulation: `python docs/coverage.py` writes docs/coverage.csv.
 
 Each kind of noise is simulated as the protocol sees it: twenty rounds of short turns, or forty where the interval is not narrow yet, or
-six long turns of four blocks; then the intervals of a run of 150 pairs as `collect` makes them. `stored_tables.coverage` makes the table of
+six long turns of four blocks; then the intervals of a run of 150 pairs as `collect` makes them, or leaves them out; `alone` has those of times
+by a row that knows of no run. `stored_tables.coverage` makes the table of
 docs/method.md from the file.
 """
 
@@ -41,7 +42,7 @@ class Noise:
     scale: float = 0.002
     placed: float = 0.0005
     tails: float = np.inf
-    long: bool = False
+    long: int = 0  # turns, 0 for short ones
     rounds: tuple[int, ...] = (ROUNDS, MOST)  # of short turns, at which it is looked whether the intervals are narrow
 
 
@@ -105,7 +106,7 @@ def heated(generator: np.random.Generator, turns: int) -> np.ndarray:
 NOISES = (
     Noise("independent", white),
     Noise("correlated, r = 0.3", chained(0.3)),
-    Noise("correlated, r = 0.6", chained(0.6)),
+    Noise("correlated, r = 0.5", chained(0.5)),
     Noise("correlated, r = 0.8", chained(0.8)),
     Noise("correlated, r = 0.9", chained(0.9)),
     Noise("r = 0.8, shared by a round", white, lambda g, n: 5 * chained(0.8)(g, n)),
@@ -115,14 +116,24 @@ NOISES = (
     Noise("spikes", spikes),
     Noise("r = 0.9 under white noise", lambda g, n: chained(0.9)(g, n) + white(g, n)),
     Noise("r = 0.9 under white noise, 10 blocks", lambda g, n: chained(0.9)(g, n) + white(g, n), rounds=(10,)),
+    Noise("3 blocks", white, rounds=(3,)),
+    Noise("3 blocks, r = 0.5", chained(0.5), rounds=(3,)),
+    Noise("3 blocks, r = 0.9", chained(0.9), rounds=(3,)),
+    Noise("6 blocks", white, rounds=(6,)),
+    Noise("6 blocks, heavy tails", heavy, rounds=(6,)),
+    Noise("6 blocks, r = 0.5", chained(0.5), rounds=(6,)),
+    Noise("6 blocks, r = 0.9", chained(0.9), rounds=(6,)),
+    Noise("10 blocks, r = 0.5", chained(0.5), rounds=(10,)),
+    Noise("10 blocks, r = 0.9", chained(0.9), rounds=(10,)),
     Noise("heavy placement", white, placed=0.001, tails=2),
-    Noise("long turns, alike", turned(0.0), scale=0.01, long=True),
-    Noise("long turns that differ", turned(1.0, 0.3), scale=0.01, long=True),
-    Noise("long turns that differ, heavy tails", turned(1.0, 0.3, heavy), scale=0.01, long=True),
-    Noise("long turns, r = 0.9 within", turned(0.0, 0.9), scale=0.01, long=True),
-    Noise("long turns, r = 0.9 between", turned(1.0, 0.0, chained(0.9)), scale=0.01, long=True),
-    Noise("long turns, drift", heated, scale=0.01, long=True),
-    Noise("long turns, as layers", turned(0.2, 0.2), scale=0.012, long=True),
+    Noise("long turns, alike", turned(0.0), scale=0.01, long=TURNS),
+    Noise("long turns that differ", turned(1.0, 0.3), scale=0.01, long=TURNS),
+    Noise("long turns that differ, heavy tails", turned(1.0, 0.3, heavy), scale=0.01, long=TURNS),
+    Noise("long turns, r = 0.9 within", turned(0.0, 0.9), scale=0.01, long=TURNS),
+    Noise("long turns, r = 0.9 between", turned(1.0, 0.0, chained(0.9)), scale=0.01, long=TURNS),
+    Noise("long turns, drift", heated, scale=0.01, long=TURNS),
+    Noise("two long turns that differ", turned(1.0, 0.3), scale=0.01, long=2),
+    Noise("long turns, as layers", turned(0.2, 0.2), scale=0.012, long=TURNS),
 )
 
 
@@ -146,8 +157,8 @@ def pair(noise: Noise, generator: np.random.Generator, slower: float = 1.0) -> P
     t = generator.standard_t(noise.tails, 2) if np.isfinite(noise.tails) else generator.normal(size=2)
     truths = np.exp(noise.placed * t) * 100 * np.array([1.0, slower])
     if noise.long:
-        turns = [number for number in range(TURNS) for _ in range(PER_TURN)]
-        return Pair([truth * np.exp(noise.scale * noise.own(generator, TURNS)) for truth in truths], truths, turns)
+        turns = [number for number in range(noise.long) for _ in range(PER_TURN)]
+        return Pair([truth * np.exp(noise.scale * noise.own(generator, noise.long)) for truth in truths], truths, turns)
     whole, times = noise.scale * noise.shared(generator, noise.rounds[-1]), []
     own = [noise.own(generator, noise.rounds[-1]) for _ in truths]
     for n in noise.rounds:
@@ -162,20 +173,26 @@ def pair(noise: Noise, generator: np.random.Generator, slower: float = 1.0) -> P
 
 
 def judged(one: Pair, of_times: slow_noise.Shares | None, of_ratios: slow_noise.Shares | None) -> dict[str, object]:
-    """Whether both intervals cover the truth, and the columns of the ratio, as `recomputed.with_intervals` makes them."""
-    (first, _, both), truth = one.series(), one.truths[0]
-    (low, high), ratio = time_interval(one.times[0], one.turns), paired_ratio(*one.times, one.turns)
-    if one.turns is None and of_times:
-        low, high, _ = np.exp(slow_noise.interval(first, of_times))
-    if one.turns is None and of_ratios:
-        ends = slow_noise.interval(both, of_ratios)
-        ratio = (ratio[0], *np.exp(ends[:2]), ends[2])
-    width = half_width((low, high), 100)
+    """The interval of the time, and the columns of the ratio, as `recomputed.with_intervals` makes them; `covers` and `ratio_covers` are
+    None without an interval. `alone`: whether that of a row without a run covers."""
+    (first, _, both), (truth, other) = one.series(), one.truths
+    time, ratio = time_interval(one.times[0], one.turns), paired_ratio(*one.times, one.turns)
+    alone = time and time[0] <= truth <= time[1]
+    if of_times and slow_noise.hides(of_times, len(first)):
+        time = None
+    elif of_times and one.turns is None and (ends := slow_noise.interval(first, of_times)):
+        time = (float(np.exp(ends[0])), float(np.exp(ends[1])))
+    if of_ratios and slow_noise.hides(of_ratios, len(both)):
+        ratio = (ratio[0], None, None, None)
+    elif of_ratios and one.turns is None and (ends := slow_noise.interval(both, of_ratios)):
+        ratio = (ratio[0], float(np.exp(ends[0])), float(np.exp(ends[1])), ends[2])
+    width = half_width(time or (None, None), 100)
     return dict(zip(("", "_ci_low", "_ci_high", "_p"), ratio, strict=True)) | {
-        "covers": low <= truth <= high,
-        "ratio_covers": ratio[1] <= truth / one.truths[1] <= ratio[2],
+        "alone": alone,
+        "covers": time and time[0] <= truth <= time[1],
+        "ratio_covers": None if ratio[1] is None or ratio[2] is None else ratio[1] <= truth / other <= ratio[2],
         "width": width,
-        "converged": width <= Settings.target_half_width and not (of_times and slow_noise.hides(of_times, len(first))),
+        "converged": width <= Settings.target_half_width,
     }
 
 
@@ -202,13 +219,21 @@ def simulated(noise: Noise, runs: int, seed: int = SEED) -> dict[str, object]:
     return {
         "noise": noise.name,
         "pairs": len(found),
-        "time": found["covers"].mean(),
-        "ratio": found["ratio_covers"].mean(),
-        "half-width": found["width"].median(),
+        "alone": found["alone"].dropna().mean(),
+        "given": found["covers"].notna().mean(),
+        "time": found["covers"].dropna().mean(),
+        "ratios given": found["ratio_covers"].notna().mean(),
+        "ratio": found["ratio_covers"].dropna().mean(),
+        "half-width": found["width"][np.isfinite(found["width"])].median(),
         "converged": found["converged"].mean(),
         "false": told[1.0],
         **{f"{slower - 1:.0%}": told[slower] for slower in SLOWER[1:]},
     }
+
+
+def text(value: object) -> object:
+    """A number as the file has it; nothing for NaN."""
+    return ("" if np.isnan(value) else f"{value:.4f}") if isinstance(value, float) else value
 
 
 if __name__ == "__main__":
@@ -216,7 +241,4 @@ if __name__ == "__main__":
     with OUT.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(lines[0]))
         writer.writeheader()
-        writer.writerows(
-            {key: f"{value:.4f}" if isinstance(value, float) else value for key, value in line.items()}
-            for line in lines
-        )
+        writer.writerows({key: text(value) for key, value in line.items()} for line in lines)

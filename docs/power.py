@@ -2,11 +2,11 @@
 
 The noise of a kind is that of its stored pairs, each row against the best other: the spread of the logarithms of their blocks' ratios, pair
 by pair, and the correlation of neighbours, over all pairs. Long turns are six values with the spread of the medians of turns. With such noise, and gaps
-between equals as twins had, pairs are simulated that differ by nothing, 1 % and 2 %, and judged as those of a run.
+between equals as twins had, pairs are simulated that differ by nothing, 1 % and 2 %, or by more until most are found, and judged as those of a run.
 """
 
 import csv
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from moe_routing_bench.measure.sampling import TURNS
 OUT = Path(__file__).with_name("power.csv")
 SEED, DRAWS = 49, 400  # pairs of each difference, at least
 SLOWER = (1.0, 1.01, 1.02)
+FOUND, MOST = 0.8, 500  # share of pairs, and the largest difference that is tried, in 0.1 %
 _READ = (
     *("cell_hash", "gpu_uuid", "implementation", "best_other", "status", "bench", "phase", "weights", "dtype"),
     *("turns", "block_turns", "block_medians_us", "set_aside", "median_us"),
@@ -94,21 +95,34 @@ def noise(name: str, of_kind: list[Pair]) -> dict[str, object]:
 
 
 def simulated(name: str, of_kind: list[Pair], r: float, gaps: np.ndarray) -> dict[str, float]:
-    """How many pairs of each difference are told apart; NaN without a noise floor."""
+    """How many pairs of each difference are told apart, and the smallest difference, in steps of 0.1 %, at which `FOUND` of them are; NaN
+    without a noise floor."""
+    columns = [*(f"{slower - 1:.0%}" for slower in SLOWER), "least"]
     if len(gaps) < verdicts.LEAST_TWINS:
-        return {f"{slower - 1:.0%}": np.nan for slower in SLOWER}
+        return dict.fromkeys(columns, np.nan)
+    shares = _told_apart(name, of_kind, r, gaps, SLOWER)
+    low, high = 0, MOST  # found too rarely, and often enough
+    while high - low > 1:
+        step = (low + high) // 2
+        found = _told_apart(name, of_kind, r, gaps, (1.0, 1 + step / 1000))[1] >= FOUND
+        low, high = (low, step) if found else (step, high)
+    return dict(zip(columns, [*shares, high / 1000 if high < MOST else np.inf], strict=True))
+
+
+def _told_apart(name: str, of_kind: list[Pair], r: float, gaps: np.ndarray, slower: Sequence[float]) -> list[float]:
+    """The share of pairs of each difference that is told apart in a run that has all of them; the noise is the same at each call."""
     generator, found = np.random.default_rng([SEED, *name.encode()]), []
-    for slower in SLOWER:
+    for times in slower:
         for pair in of_kind * -(-DRAWS // len(of_kind)):
-            apart = np.log(slower) + generator.choice(gaps) * generator.choice((-1, 1))
+            apart = np.log(times) + generator.choice(gaps) * generator.choice((-1, 1))
             count = TURNS if pair.long else len(pair.values)
             values = apart + pair.spread * chained(0.0 if pair.long else max(r, 0.0))(generator, count)
             ratio = paired_ratio(np.exp(values), np.ones(count), range(count) if pair.long else None)
-            found.append((slower, *ratio))
+            found.append((times, *ratio))
     told = pd.DataFrame(found, columns=["slower", "", "_ci_low", "_ci_high", "_p"])
     floor = pd.Series(verdicts.floor(pd.Series(gaps)), told.index)
     apart = verdicts.of_pairs(told, "", floor).isin([verdicts.FASTER, verdicts.SLOWER]).groupby(told["slower"]).mean()
-    return {f"{slower - 1:.0%}": apart[slower] for slower in SLOWER}
+    return [float(apart[times]) for times in slower]
 
 
 def lines(simulate: Container[str] | None = None) -> list[dict[str, object]]:

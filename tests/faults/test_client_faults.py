@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -60,8 +61,8 @@ def test_a_folder_that_others_may_enter_is_refused(fault: Callable[[Path], None]
 @pytest.mark.parametrize("suffix", [".lock", ".log"])
 def test_a_link_is_not_followed(suffix, own_server, monkeypatch) -> None:
     """What it leads to keeps its text."""
-    monkeypatch.setattr(client.tempfile, "tempdir", str(own_server))
-    monkeypatch.setattr(client.subprocess, "Popen", None)
+    monkeypatch.setattr(tempfile, "tempdir", str(own_server))
+    monkeypatch.setattr(subprocess, "Popen", None)
     (own_server / "precious").write_text("text")
     path = client.socket_path()
     os.symlink(own_server / "precious", path + suffix)

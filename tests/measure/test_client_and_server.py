@@ -60,6 +60,12 @@ def beside(work: Callable[[], object]) -> Iterator[None]:
     assert not thread.is_alive()
 
 
+def called(path: str) -> socket.socket | None:
+    """A client's connection, with what `socket` adds to it."""
+    connection = client.connect(path)
+    return connection and socket.socket(fileno=connection.detach())
+
+
 @pytest.fixture
 def listener(tmp_path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as one:
@@ -74,7 +80,7 @@ def listener(tmp_path) -> Iterator[socket.socket]:
 def test_one_socket_for_each_way_of_running(tmp_path, monkeypatch) -> None:
     """Another interpreter, source tree, device, path, number of threads, SLURM job, or anything that is inherited has another
     server; nobody else may enter."""
-    monkeypatch.setattr(client.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name in client._VARIABLES:
         monkeypatch.delenv(name, raising=False)
     first = client.socket_path()
@@ -115,6 +121,27 @@ CHANGES = {
 }
 
 
+def test_the_client_imports_small_modules_alone(tmp_path) -> None:
+    """It is started for every cell; and it finds the temporary folder that other processes have."""
+    script = f"""import sys
+sys.path.append({str(Path(client.__file__).parent)!r})
+import client
+found, large = client.temporary_folder(), {{"contextlib", "json", "socket", "subprocess", "tempfile"}} & {{*sys.modules}}
+import tempfile
+print(found == tempfile.gettempdir(), large)"""
+    (tmp_path / "folder").mkdir()
+    clean = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "TEMP", "TMP")}
+    for given, large in (
+        ({}, "set()"),
+        ({"TMPDIR": f"{tmp_path}/x/../folder"}, "set()"),
+        ({"TMPDIR": "", "TMP": str(tmp_path / "folder")}, "set()"),
+        ({"TMPDIR": str(tmp_path / "none")}, "tempfile"),
+    ):
+        words = [sys.executable, "-I", "-S", "-c", script]
+        done = subprocess.run(words, env=clean | given, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        assert done.stdout.startswith("True ") and large in done.stdout, (given, done)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.fault("other surroundings")
 def test_what_a_server_inherits_is_its_caller_s(change) -> None:
@@ -141,7 +168,7 @@ def test_the_longest_folder_of_a_socket(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(client.os, "lstat", lambda _: os.stat_result([0o40700, 0, 0, 0, os.getuid(), 0, 0, 0, 0, 0]))
     name = f"/moe-routing-bench-{os.getuid()}"
     for length, below in ((client.LONGEST_FOLDER, False), (client.LONGEST_FOLDER + 1, True)):
-        monkeypatch.setattr(client.tempfile, "tempdir", "/" + "x" * (length - len(name) - 1))
+        monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * (length - len(name) - 1))
         found = client.socket_path()
         assert found.startswith("/tmp/moe-routing-bench") == below and (below or len(found) == 107)
         with socket.socket(socket.AF_UNIX) as one, pytest.raises(FileNotFoundError):  # and not OSError: too long
@@ -154,7 +181,7 @@ def test_nobody_listens(tmp_path, listener) -> None:
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "dead.sock"))
     assert client.connect(str(tmp_path / "dead.sock")) is None
-    with client.connect(str(tmp_path / "s.sock")) as one, listener.accept()[0] as other:
+    with called(str(tmp_path / "s.sock")) as one, listener.accept()[0] as other:
         other.sendall(b"x")
         assert one.recv(9) == b"x"
     with pytest.raises(OSError, match="too long"):
@@ -184,7 +211,7 @@ def started(monkeypatch) -> Iterator[type[Started]]:
     class One(Started):
         socket = None
 
-    monkeypatch.setattr(client.subprocess, "Popen", One)
+    monkeypatch.setattr(subprocess, "Popen", One)
     monkeypatch.setattr(client.time, "sleep", {120 / 6000: None, 0: None}.__getitem__)  # 6000 looks in two minutes
     yield One
     if One.socket:
@@ -194,7 +221,7 @@ def started(monkeypatch) -> Iterator[type[Started]]:
 def test_a_server_is_started_when_there_is_none(tmp_path, started) -> None:
     """In a session of its own, without the caller's files; its log lies beside the socket."""
     path = str(tmp_path / "new.sock")
-    with client.connected(path):
+    with contextlib.closing(client.connected(path)):
         pass
     assert started.polls == 3 and started.words == [sys.executable, "-P", client.SERVER, path]
     given = started.given
@@ -204,7 +231,7 @@ def test_a_server_is_started_when_there_is_none(tmp_path, started) -> None:
 
 def test_a_server_that_is_there_is_not_started_again(tmp_path, listener, started, monkeypatch) -> None:
     """Nor one that somebody else started while this one waited for the lock."""
-    with client.connected(str(tmp_path / "s.sock")):
+    with contextlib.closing(client.connected(str(tmp_path / "s.sock"))):
         pass
     assert started.polls == 0 and not (tmp_path / "s.sock.lock").exists()
     tries, connect, slept = [], client.connect, []
@@ -212,7 +239,7 @@ def test_a_server_that_is_there_is_not_started_again(tmp_path, listener, started
     monkeypatch.setattr(
         client, "connect", lambda path: tries.append(path) or (connect(path) if len(tries) > 1 else None)
     )
-    with client.connected(str(tmp_path / "s.sock")):
+    with contextlib.closing(client.connected(str(tmp_path / "s.sock"))):
         pass
     assert len(tries) == 2 and slept == [0] and not hasattr(started, "words")
 
@@ -545,7 +572,7 @@ def test_every_caller_is_answered(tmp_path, children, monkeypatch) -> None:
     def call() -> None:
         deadline = time.monotonic() + 60
         for code in (0, 7, "exit", "leaves", "says", "large", "fails", "interrupted"):
-            while not (connection := client.connect(str(path))) and time.monotonic() < deadline:
+            while not (connection := called(str(path))) and time.monotonic() < deadline:
                 time.sleep(0.005)
             if code == "interrupted":
                 monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)  # from the next call on
@@ -581,7 +608,7 @@ def test_a_caller_that_has_gone_is_not_answered(tmp_path, children, monkeypatch)
 
     def call() -> None:
         deadline = time.monotonic() + 60
-        while not (connection := client.connect(path)) and time.monotonic() < deadline:
+        while not (connection := called(path)) and time.monotonic() < deadline:
             time.sleep(0.005)
         with connection:
             monkeypatch.setattr(server, "IDLE_SECONDS", 0.05)  # after this call
@@ -616,7 +643,7 @@ def test_a_server_with_a_busy_child_is_not_idle(tmp_path, children, monkeypatch)
     begin, replied = time.monotonic(), []
 
     def call() -> None:
-        while not (connection := client.connect(str(path))):
+        while not (connection := called(str(path))):
             time.sleep(0.005)
         path.unlink()  # somebody cleans up: the server ends all the same
         with connection:

@@ -59,9 +59,34 @@ def test_stdlib_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is the same every time, up to its limit."""
     monkeypatch.setattr(urllib.request, "urlopen", None)
     first, second = (texts.load({"stdlib": 50_000}, 0.1)[0] for _ in range(2))
-    assert len(first.train) + len(first.validation) == 50_000
+    assert len(first.train) == 45_000 and 0 < len(first.validation) <= 5_000
     assert first.sha256 == second.sha256 and np.array_equal(first.train, second.train)
     assert b"import" in first.train.tobytes()
+
+
+def test_what_the_library_repeats_is_no_validation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A licence in each module is cut out of validation, the rest stays, and the hash is of what is left; a file that is all copies is refused."""
+    draw = np.random.default_rng(0)
+    fresh = [bytes(draw.integers(97, 123, 3000, dtype=np.uint8)) for _ in range(20)]
+    licence = b"# You may do with this file whatever you like, as long as these two lines stay at its top.\n" * 4
+
+    def modules(texts_of: list[bytes]) -> None:
+        for number, text in enumerate(texts_of):
+            (tmp_path / f"{number:02}.py").write_bytes(text)
+
+    monkeypatch.setattr(texts.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    modules([licence + text for text in fresh])
+    (cut,) = texts.load({"stdlib": None}, 0.1)
+    assert cut.recurring == 0 and texts.recurring_share([cut]) == 0
+    left = cut.validation.tobytes()
+    assert 5990 < len(left) <= 2 * 3000, "but for letters that follow the same line by chance"
+    assert sum(left[i : i + 2800] in text for text in fresh for i in (100, 3100)) == 2
+    assert b"# You may" in cut.train.tobytes() and b"# You may" not in left
+    (whole,) = texts.load({str(tmp_path): None}, 0.1)
+    assert whole.recurring and whole.sha256 != cut.sha256, "a text of the user's own stays as it is"
+    modules([fresh[0]] * 20)
+    with pytest.raises(UserError, match="all of which recur in training"):
+        texts.load({"stdlib": None}, 0.1)
 
 
 def test_offline_and_altered_archives_are_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

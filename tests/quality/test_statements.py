@@ -182,9 +182,8 @@ def test_validation_text_that_recurs_is_counted_and_stored(tmp_path: Path) -> No
     table = compare.finals(runs())
     share = [0.5 if router == "base" else 0.001 for router in table["router"]]
     refused = compare.refusals(table.assign(recurring_share=share))
-    assert set(refused[table["router"] == "base"]) == {compare.RECURS} and set(refused[table["router"] == "softk"]) == {
-        ""
-    }
+    of_base, of_softk = (set(refused[table["router"] == name]) for name in ("base", "softk"))
+    assert of_base == {compare.RECURS.format(share=0.5, most=0.01)} and of_softk == {""}
     assert (compare.refusals(table) == "").all(), "of older rows it is not known"
 
 

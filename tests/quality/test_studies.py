@@ -34,9 +34,15 @@ def sizes(run: Run) -> tuple[int, int]:
 
 def test_the_studies_have_their_runs() -> None:
     """A0 every rule and both dense models, five times; A1 whole runs at each rate; E three capacities in training."""
-    a0 = planned("a0").finals.values()
+    a0 = list(planned("a0").finals.values())
     # A rule that is added belongs to the next study, not to one that is planned.
-    assert {run.router for run in a0} - {DENSE} <= set(ZOO) and len({run.router for run in a0}) >= 28
+    named = {part for run in a0 for part in run.router.split("+")} - {DENSE}
+    assert named <= set(ZOO) and len(named) >= 36 and any("+" in run.router for run in a0)
+    shared = [run for run in a0 if run.shared_hidden]
+    assert {run.shared_gate for run in shared} == {"plain", "gated", "joint"}
+    active = [run.top_k * run.expert_hidden + run.shared_hidden for run in (shared[0], a0[0])]
+    total = [run.experts * run.expert_hidden + run.shared_hidden for run in (shared[0], a0[0])]
+    assert active[0] == active[1] and total[0] == total[1], "equal FLOPs and parameters"
     assert DENSE in {run.router for run in a0} and {run.seed for run in a0} == {17, 18, 19, 20, 21}
     assert {run.match for run in a0 if run.router == DENSE} == {"active_flops", "parameters"}
     a1 = planned("a1")
@@ -62,7 +68,7 @@ def test_runs_of_a_study_are_equal_in_parameters_and_flops(study: str) -> None:
 def test_names_of_stored_runs_stay() -> None:
     """Fields that came later are in a spec where they are not the default, and come back from it."""
     assert Run().name == "run-softk-E8-k2-cf1.25-seed17-2744bf61"
-    later = {"shared_hidden": 8, "vocabulary": 512, "validation_tokens": 9, "altered": False}
+    later = {"shared_hidden": 8, "shared_gate": "gated", "vocabulary": 512, "validation_tokens": 9, "altered": False}
     run = Run(corpora={PACKAGES: None}, **later)
     assert (
         Run.from_spec(run.spec) == run and len({dataclasses.replace(run, **{k: v}).name for k, v in later.items()}) == 1

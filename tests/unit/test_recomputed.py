@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from moe_routing_bench import intervals
-from moe_routing_bench.comparison import recomputed
+from moe_routing_bench.comparison import ratios, recomputed
 from moe_routing_bench.store.records import SCHEMA
 
 BLOCKS = {
@@ -55,7 +55,11 @@ def test_rows_without_a_time_or_a_partner_keep_what_they_have() -> None:
     aside = anew(row("torch", set_aside=3), row("cute"))[1]
     assert (aside["speedup_ci_low"], aside["speedup_p"]) == (1.0, 0.5), "which rounds they shared is not known"
     (few,) = anew(row("cute", block_medians_us=[10.0, 10.1]))
-    assert few["ci_low_us"] is None
+    assert few["ci_low_us"] is None and few["no_interval"] == "time: 2 turns are too few"
+    (few,) = anew(row("cute", "short", block_medians_us=[10.0, 10.1]))
+    assert few["no_interval"] == "time: 2 blocks are too few"
+    (wide,) = anew(row("cute", "short", block_medians_us=[1.0, 100.0, 10.0]))
+    assert wide["no_interval"] == "time: 3 blocks differ too much to tell"
 
 
 def test_rows_of_a_run_with_slow_noise_get_wider_intervals_or_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,10 +86,17 @@ def test_rows_of_a_run_with_slow_noise_get_wider_intervals_or_a_mark(monkeypatch
     whole, short, long = rows("short", 24), rows("short", 12), rows("long", 24)
     for given in (whole, short, long):
         found = anew(*given)
-        alone = intervals.time_interval(found[0]["block_medians_us"], intervals.turns_of(found[0]))
-        same = (found[0]["ci_low_us"], found[0]["ci_high_us"]) == pytest.approx(alone, rel=1e-9)
-        assert same == (given is long)
         assert not any(one["converged"] for one in found)
+        if given is whole:
+            alone = intervals.time_interval(found[0]["block_medians_us"])
+            assert (found[0]["ci_low_us"], found[0]["ci_high_us"]) != pytest.approx(alone, rel=1e-9)
+            assert not any(one["no_interval"] for one in found)
+            continue
+        for one in found:
+            assert [one[name] for name in ("ci_low_us", "ci_high_us", "speedup_ci_low", "best_speedup_p")] == [None] * 4
+            number = "6 turns" if given is long else "12 blocks"
+            assert all(f"{name}: {number}" in one["no_interval"] for name in ("time", "speedup", "best_speedup"))
+            assert math.isnan(ratios.speed(found[0], found[1]).low)
     few = anew(*whole[:10])
     assert all(one["converged"] for one in few), "ten rows show nothing"
     monkeypatch.setattr(recomputed.slow_noise, "hides", lambda known, count: False)
@@ -105,7 +116,7 @@ def test_rows_all_at_once_have_the_intervals_of_each() -> None:
         expected = [intervals.time_interval(row) for row in rows if row]
         found = intervals.time_intervals([row for row in rows if row])
         assert repr(found) == repr(expected) and None in found, "bit by bit; NaN is not equal to itself"
-        ratios = intervals.paired_ratios(pairs)
-        assert repr(ratios) == repr([intervals.paired_ratio(*pair) for pair in pairs])
-    assert {ratio[1] is None for ratio in ratios} == {True, False}
+        of_pairs = intervals.paired_ratios(pairs)
+        assert repr(of_pairs) == repr([intervals.paired_ratio(*pair) for pair in pairs])
+    assert {ratio[1] is None for ratio in of_pairs} == {True, False}
     assert intervals.time_intervals([]) == intervals.paired_ratios([]) == []

@@ -409,8 +409,8 @@ def test_an_address_is_a_question(ask):
         == "cute is the fastest, and faster than the best other, triton. Measured as asked: T=512, E=128, k=8, dtype bf16."
     )
     for text in (
-        "cute\t2.400 [2.376, 2.424]\t–\t41.7 % (node)\tfaster: 1.15x [1.14, 1.16] over triton\tfaster: 1.15x [1.14, 1.16] over triton",
-        "triton\t2.760 [2.732, 2.788]\tsuspect\t36.2 % (node)\tslower: 0.870x [0.861, 0.879] over cute\tnot stored",
+        "cute\t2.400 [2.376, 2.424]\t–\t41.7 % (node)\t1.15x [1.14, 1.16] as fast as triton (faster)\t1.15x [1.14, 1.16] as fast as triton (faster)",
+        "triton\t2.760 [2.732, 2.788]\tsuspect\t36.2 % (node)\t0.870x [0.861, 0.879] as fast as cute (slower)\tnot stored",
         "\tnot converged, L2 may be warm\t",
         "Suspect: ceilings drifted 3 %.",
         "L2 may be warm: what calls read",
@@ -515,7 +515,7 @@ def test_a_form_is_a_question(ask):
     assert found["first"]["hash"] == "" and "Measured as asked: T=4096, H=2048, I=768" in found["first"]["said"]
     assert (
         "no stored verdict" in found["first"]["said"]
-        and "no verdict: 1.01x [1.00, 1.02] over cute" in found["first"]["shown"]
+        and "1.01x [1.00, 1.02] as fast as cute (no verdict)" in found["first"]["shown"]
     )
     assert (
         "at another skew, over its time here (skew 0), on the same card: skew 1.5: 1.50x [1.47, 1.53]"

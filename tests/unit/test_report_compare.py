@@ -76,7 +76,7 @@ def test_two_rows_side_by_side(ask):
     first, pair, third, other, without, hidden = ask(script)
     assert first[0].startswith("Chosen: gate: cute, a.") and first[2] == 1
     assert pair == [
-        "cute is faster (stored verdict): 2.00x [1.96, 2.04] over triton, paired block by block.",
+        "cute is faster (stored verdict): 2.00x [1.96, 2.04] as fast as triton, paired block by block.",
         f"#compare-{IDS[0]}-{IDS[1]}",
         2,
     ]

@@ -17,6 +17,11 @@ def chained(generator: np.random.Generator, rows: int, r: float) -> np.ndarray:
     return values
 
 
+def of(count: int, rows: np.ndarray) -> dict[object, list[np.ndarray]]:
+    """The first so many values of rows."""
+    return by_cell(rows[:, :count])
+
+
 def by_cell(rows: np.ndarray) -> dict[object, list[np.ndarray]]:
     return {i: [row] for i, row in enumerate(rows)}
 
@@ -74,6 +79,23 @@ def test_the_interval_of_a_known_correlation() -> None:
     assert high - low < 0.6 * np.ptp(interval(np.arange(12.0).tolist()))
 
 
+@pytest.mark.parametrize("count", [3, 6, 10])
+def test_few_values_of_a_slow_state_are_known_to_hide_it(count: int) -> None:
+    """And as few of independent noise are not."""
+    generator = np.random.default_rng(6)
+    for _ in range(5):
+        known = slow_noise.shares(of(count, chained(generator, 200, 0.9)))
+        assert known and slow_noise.hides(known, count)
+        assert slow_noise.shares(of(count, generator.standard_t(2, (200, N)))) is None
+
+
+def test_a_drift_hides_from_three_values_alone() -> None:
+    """More show that it is one."""
+    drift = np.zeros(len(slow_noise._models(6).inflation))
+    drift[-1], drift[1 + slow_noise._CORRELATIONS.index(0.9) * len(slow_noise._SHARES)] = 0.7, 0.3
+    assert slow_noise.hides(tuple(drift), 3) and not slow_noise.hides(tuple(drift), 4)
+
+
 def test_few_or_equal_values_have_no_interval() -> None:
     known = (1.0,) * len(slow_noise._models(4).inflation)
-    assert slow_noise.interval(np.arange(3.0), known) is None and slow_noise.interval(np.ones(9), known) is None
+    assert slow_noise.interval(np.arange(2.0), known) is None and slow_noise.interval(np.ones(9), known) is None

@@ -18,7 +18,7 @@ def first_run(place: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pr
     """A project after its first run (two cores, and nothing but the default profile), and the jobs of that run."""
     project = Project.create(place)
     project.draw_only(*SHOWN)
-    jobs = count(project.run("snakemake", "--cores", "2"))
+    jobs = count(project.run("snakemake", "--cores", "2", forked=True))
     return project.copy(tmp_path_factory.mktemp("first") / "project"), jobs
 
 

@@ -49,12 +49,13 @@ def over_skew(cell: Cell, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
     for one in sorted(others, key=lambda one: one.axes["skew"]):
         row = next((row for row in one.timed if row["implementation"] == here["implementation"]), None)
         if row and one.axes["skew"] != cell.axes["skew"]:
+            low, high = pairs.ends(row, here)
             yield {
                 "skew": one.axes["skew"],
                 "implementation": row["implementation"],
                 "ratio": row["median_us"] / here["median_us"],
-                "low": row["ci_low_us"] / here["ci_high_us"],
-                "high": row["ci_high_us"] / here["ci_low_us"],
+                "low": low,
+                "high": high,
                 "run": one.run,
             }
 

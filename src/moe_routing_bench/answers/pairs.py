@@ -32,9 +32,13 @@ class Pair:
     @property
     def text(self) -> str:
         """The ratio in words, with its interval and verdict."""
-        low, high = (math.nan if end is None else end for end in (self.low, self.high))
         judged = self.verdict or "no verdict, too few twins"
-        return f"{times(self.ratio, low, high)} as fast as {self.other} ({judged}{'' if self.paired else ', from both medians'})"
+        return f"{interval(self.ratio, self.low, self.high)} as fast as {self.other} ({judged}{'' if self.paired else ', from both medians'})"
+
+
+def interval(ratio: float, low: float | None, high: float | None) -> str:
+    """A ratio with its interval, if it has one."""
+    return times(ratio, *(math.nan if end is None else end for end in (low, high)))
 
 
 def pair(row: Row, other: Row) -> Pair:
@@ -47,19 +51,25 @@ def pair(row: Row, other: Row) -> Pair:
             middle, low, high = (None if end is None else 1 / end for end in _ends(other, ratio))
             assert middle is not None
             return Pair(*names, middle, high, low, _TURNED.get(other[verdict], other[verdict]), paired=True)
-    low, high = other["ci_low_us"] / row["ci_high_us"], other["ci_high_us"] / row["ci_low_us"]
-    return Pair(
-        *names, ratio := other["median_us"] / row["median_us"], low, high, _judged(row, ratio, low, high), False
-    )
+    low, high = ends(other, row)
+    ratio = other["median_us"] / row["median_us"]
+    return Pair(*names, ratio, low, high, _judged(row, ratio, low, high), False)
+
+
+def ends(row: Row, other: Row) -> tuple[float | None, float | None]:
+    """The ends of the time of a row over that of another, as wide as both intervals make them; None where a row has no interval."""
+    if None in (row["ci_low_us"], row["ci_high_us"], other["ci_low_us"], other["ci_high_us"]):
+        return None, None
+    return row["ci_low_us"] / other["ci_high_us"], row["ci_high_us"] / other["ci_low_us"]
 
 
 def _ends(row: Row, ratio: str) -> tuple[float, float | None, float | None]:
     return row[ratio], row[f"{ratio}_ci_low"], row[f"{ratio}_ci_high"]
 
 
-def _judged(row: Row, ratio: float, low: float, high: float) -> str | None:
-    """The verdict of two medians: intervals that do not meet, and a gap beyond the noise floor; none without a floor."""
-    if row["noise_floor"] is None:
+def _judged(row: Row, ratio: float, low: float | None, high: float | None) -> str | None:
+    """The verdict of two medians: intervals that do not meet, and a gap beyond the noise floor; none without a floor or an interval."""
+    if row["noise_floor"] is None or low is None or high is None:
         return None
     if (low > 1 or high < 1) and abs(math.log(ratio)) > row["noise_floor"]:
         return FASTER if ratio > 1 else SLOWER

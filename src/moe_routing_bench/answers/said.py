@@ -5,8 +5,9 @@ from typing import Any
 
 from moe_routing_bench.answers.ask import MEASURED, Answer
 from moe_routing_bench.answers.nearest import FAR, away
+from moe_routing_bench.answers.pairs import interval
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.quantities import digits, energy, significant, times, us
+from moe_routing_bench.quantities import digits, energy, significant, us
 
 _SHOWN = ("T", "H", "I", "E", "k")
 _MOST = 12  # implementations that are listed
@@ -55,7 +56,7 @@ def _measured(answer: Answer) -> Iterator[str]:
     if len(answer["over_tokens"]) > 1:
         yield f"  Fastest over T: {'; '.join(map(_step, answer['over_tokens']))}."
     if answer["over_skew"]:
-        skews = [f"{one['skew']:g}: {times(one['ratio'], one['low'], one['high'])}" for one in answer["over_skew"]]
+        skews = [f"{one['skew']:g}: {interval(one['ratio'], one['low'], one['high'])}" for one in answer["over_skew"]]
         yield f"  Time of {answer['over_skew'][0]['implementation']} at other skews, over that here: {'; '.join(skews)}."
     if len(answer["over_formats"]) > 1:
         yield f"  Fastest over formats: {'; '.join(map(_kind, answer['over_formats']))}."
@@ -66,7 +67,8 @@ def _measured(answer: Answer) -> Iterator[str]:
 
 
 def _time(row: Mapping[str, Any]) -> str:
-    return us(row["median_us"], row["ci_low_us"], row["ci_high_us"])
+    ends = (row["ci_low_us"], row["ci_high_us"])
+    return us(row["median_us"]) if None in ends else us(row["median_us"], *ends)
 
 
 def _marked(row: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import yaml
 
 from moe_routing_bench.benches.registry import BENCHES
@@ -114,8 +115,8 @@ def _value(row: Row, name: str) -> Any:
 
 @functools.lru_cache(maxsize=64)
 def _rows(path: Path, benches: tuple[str, ...]) -> list[Row]:
-    # Neither `records.read` nor a filter of Arrow: `pyarrow.array` imports pandas, which takes longer than all the rest.
-    table = records.verified(path, without=set(records.COLUMNS) - set(NEEDED))
+    # No filter of Arrow: `pyarrow.array` imports pandas, which takes longer than all the rest.
+    table = _table(path)
     found: list[Row] = []
     start = 0
     for bench, same in itertools.groupby(table["bench"].to_pylist()):
@@ -124,6 +125,11 @@ def _rows(path: Path, benches: tuple[str, ...]) -> list[Row]:
             found += map(_whole, table.slice(start, length).to_pylist())
         start += length
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def _table(path: Path) -> pa.Table:
+    return records.verified(path, without=set(records.COLUMNS) - set(NEEDED))
 
 
 def _whole(row: Row) -> Row:

@@ -1,7 +1,7 @@
 """Published runs: the manifest of each, which are older than the code of today, and all reports as a folder of static pages."""
 
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from moe_routing_bench.cli import options
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.cli.printing import show
-from moe_routing_bench.cli.report import build, held_claims, rows_of
+from moe_routing_bench.cli.report import build, held_claims, profiles, rows_of
 from moe_routing_bench.packages import fingerprint
 from moe_routing_bench.quality import code
 from moe_routing_bench.store import manifest as manifests
@@ -98,17 +98,41 @@ def site(
     versus = importlib.import_module("moe_routing_bench.report.run_pages")
     tables = {folder.name: rows_of("measurements", folder.name) for folder in folders}
     pairs = versus.pairs(tables)
-    _check(out, ["index.html", *(module.between(pair) for pair in pairs), *tables], force)
+    _check(out, ["index.html", *(module.between(pair) for pair in pairs), *tables, *platforms_of(published)], force)
     _build([name for name in published if rebuild or _missing(name)])
     with writing(out):
         for pair in pairs:
             versus.write(pair, tuple(tables[name] for name in pair), out / module.between(pair))
         claims = {name: held_claims(name, table) for name, table in tables.items()}
         reports = [_report(module, folder, tables[folder.name]) for folder in folders]
-        module.write(reports, out, pairs, claims, models())
+        platforms = platforms_of(published)
+        module.write(reports, out, pairs, claims, models(), platforms)
+        for platform in platforms:
+            _platform(platform, published, tables, out / platform)
     print(
-        f"wrote {out / 'index.html'}, which leads to {len(folders)} reports and {len(pairs)} comparisons of platforms"
+        f"wrote {out / 'index.html'}, which leads to {len(folders)} reports, {len(platforms)} pages of platforms and {len(pairs)} comparisons of platforms"
     )
+
+
+def platforms_of(runs: Iterable[str]) -> list[str]:
+    """The platforms of these runs."""
+    return list(dict.fromkeys(name.partition(".")[0] for name in runs))
+
+
+def _platform(platform: str, published: Iterable[str], tables: Mapping[str, Any], out: Path) -> None:
+    """Write the pages of a platform, of its published runs."""
+    module = importlib.import_module("moe_routing_bench.report.platform_pages")
+    held = {
+        name: module.Tables(tables[name], *(_table(one, name) for one in _TRAINED), profiles(name))
+        for name in published
+        if name.partition(".")[0] == platform
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    module.write(platform, held, out, models(), former=platform in tables)
+
+
+def _table(source: str, name: str) -> Any:
+    return rows_of(source, name) if source in paths.reported(name) else None
 
 
 def _missing(name: str) -> bool:

@@ -114,12 +114,17 @@ def _write(platform: str, tables: dict[str, Any]) -> None:
             claims,
             _models(platform),
             platform.partition(".")[2],
-            [companions.mapping(path, _PROFILE) for path in paths.profile_files(platform)],
+            profiles(platform),
             accuracy_of(platform),
             _own_presets(platform),
             _stored(platform),
         )
     print(f"wrote {out}")
+
+
+def profiles(platform: str) -> list[Any]:
+    """What the calls of a platform's cells consist of, where it was profiled."""
+    return [companions.mapping(path, _PROFILE) for path in paths.profile_files(platform)]
 
 
 def _versions(platform: str, tables: Mapping[str, Any]) -> dict[str, str]:

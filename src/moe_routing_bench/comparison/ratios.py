@@ -51,7 +51,7 @@ def is_paired(base: _Row, row: _Row) -> bool:
 def speed(base: _Row, row: _Row) -> Estimate:
     """The time of `base` over that of `row`: paired where they are of one cell, which took turns, otherwise not; 1 for one row.
 
-    Rows that hold no blocks have no interval.
+    Rows that hold no blocks, or that lack an interval for a reason, have none.
     """
     if base is row:
         return Estimate(1.0, 1.0, 1.0)
@@ -60,7 +60,8 @@ def speed(base: _Row, row: _Row) -> Estimate:
     same = base["cell_hash"] == row["cell_hash"]
     blocks, turns = (base["block_medians_us"], row["block_medians_us"]), (turns_of(base), turns_of(row))
     value, low, high, _ = between(base, row) if same else unpaired_ratio(*blocks, turns)
-    return Estimate(value, math.nan, math.nan) if low is None or high is None else Estimate(value, low, high)
+    lacking = any(isinstance(one.get("no_interval"), str) for one in (base, row))
+    return Estimate(value, math.nan, math.nan) if lacking or low is None or high is None else Estimate(value, low, high)
 
 
 def share(row: _Row, column: str) -> Estimate:

@@ -11,6 +11,7 @@ from moe_routing_bench.comparison.ratios import between, is_paired
 from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.intervals import (
+    LEAST_BLOCKS,
     Ratio,
     half_width,
     paired_ratios,
@@ -23,7 +24,13 @@ from moe_routing_bench.intervals import (
 
 _RATIOS = {"speedup": "baseline", "best_speedup": "best_other"}  # each over the row of that name in the same cell
 _ENDS = ("_ci_low", "_ci_high", "_p")
-_WRITTEN = ("ci_low_us", "ci_high_us", "converged", *(f"{ratio}{end}" for ratio in _RATIOS for end in _ENDS))
+_WRITTEN = (
+    "ci_low_us",
+    "ci_high_us",
+    "converged",
+    "no_interval",
+    *(f"{ratio}{end}" for ratio in _RATIOS for end in _ENDS),
+)
 _READ = (
     *(
         "bench",
@@ -48,7 +55,8 @@ def with_intervals(table: pa.Table) -> pa.Table:
     """The rows of a run with the intervals and p of their times and ratios from their block medians; medians and ratios stay.
 
     Where the rows of a bench with turns of one kind show that neighbours are correlated, intervals know of it (`slow_noise`). A row has not
-    converged whose interval becomes wider than it was, and wider than is asked for by default, or which is too short for such noise.
+    converged whose interval becomes wider than it was, and wider than is asked for by default. A row that is too short for such noise has no
+    interval and no p. `no_interval` says why an interval is missing.
 
     The ratio of twins keeps its own, because rows do not hold the blocks of a second entry; so do ratios of rows with blocks set aside,
     whose rounds are not known.
@@ -62,13 +70,15 @@ def with_intervals(table: pa.Table) -> pa.Table:
     usual = _usual({i: rows[i] for i in timed})
     for i in timed:
         row, known = rows[i], noise[_kind(rows[i])]
-        slow = known and _slow(row, series[i], known)
-        low, high = (telling(slow[:2], row["median_us"]) if slow else usual[i]) or (None, None)
+        hidden = known is not None and slow_noise.hides(known, len(series[i]))
+        slow = known and not hidden and _slow(row, series[i], known)
+        ends = None if hidden else telling(slow[:2], row["median_us"]) if slow else usual[i]
+        low, high = ends or (None, None)
         columns["ci_low_us"][i] = None if low is None else min(low, row["median_us"])
         columns["ci_high_us"][i] = None if high is None else max(high, row["median_us"])
+        columns["no_interval"][i] = None if low is not None else _why("time", len(series[i]), row, hidden)
         if known and row["converged"]:
-            wider = _wider(row, columns["ci_low_us"][i], columns["ci_high_us"][i])
-            columns["converged"][i] = not (wider or slow_noise.hides(known, len(series[i])))
+            columns["converged"][i] = not _wider(row, low, high)
     for ratio, other in _RATIOS.items():
         bases = {i: cells.get((rows[i]["cell_hash"], rows[i]["gpu_uuid"], rows[i][other])) for i in timed}
         bases = {
@@ -81,9 +91,15 @@ def with_intervals(table: pa.Table) -> pa.Table:
         ratios = _ratios({i: (base, rows[i]) for i, base in bases.items()})
         for i in bases:
             known = noise[_kind(rows[i])] if i in series else None
-            found = (known and _slow(rows[i], series[i], known)) or ratios[i][1:]
+            hidden = known is not None and slow_noise.hides(known, len(series[i]))
+            slow = known and not hidden and _slow(rows[i], series[i], known)
+            found = (None, None, None) if hidden else slow or ratios[i][1:]
             for end, value in zip(_ENDS, _around(rows[i][ratio], *found), strict=True):
                 columns[f"{ratio}{end}"][i] = value
+            if found[0] is None:
+                count = min(len(series.get(i, ())) or len(row["block_medians_us"]) for row in (bases[i], rows[i]))
+                reasons = (columns["no_interval"][i], _why(ratio, count, rows[i], hidden))
+                columns["no_interval"][i] = "; ".join(filter(None, reasons))
     return replaced(table, columns)
 
 
@@ -129,8 +145,17 @@ def _slow(row: _Row, series: np.ndarray, known: slow_noise.Shares) -> tuple[floa
     return found and (float(np.exp(found[0])), float(np.exp(found[1])), found[2])
 
 
-def _wider(row: _Row, low: float, high: float) -> bool:
-    """Whether an interval is wider than that of the row, and than is asked for by default."""
+def _why(name: str, count: int, row: _Row, hidden: bool) -> str:
+    """Why a quantity with so many values has no interval."""
+    values = f"{count} {'turns' if turns_of(row) else 'blocks'}"
+    if hidden:
+        return f"{name}: {values} do not show how slowly the run's noise changes; {Settings.min_blocks} do"
+    few = count < 2 or len(row["block_medians_us"]) < LEAST_BLOCKS
+    return f"{name}: {values} are too few" if few else f"{name}: {values} differ too much to tell"
+
+
+def _wider(row: _Row, low: float | None, high: float | None) -> bool:
+    """Whether an interval is wider than that of the row, and than is asked for by default, or missing."""
     known = half_width((row["ci_low_us"], row["ci_high_us"]), row["median_us"])
     return half_width((low, high), row["median_us"]) > max(known, Settings.target_half_width)
 

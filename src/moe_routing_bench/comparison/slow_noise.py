@@ -21,12 +21,15 @@ from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.intervals import CONFIDENCE, winsorised
 
 LEAST_ROWS = 20  # fewer say too little of what noise is like
-_LEAST_VALUES = 4  # of a row: fewer have no pattern
-_EVIDENCE = 8.0  # logarithm of the likelihood ratio: below 6 in 75 simulated runs of independent noise
+_LEAST_VALUES = 3  # of a row: fewer have no pattern
+# Logarithm of the likelihood ratio: in 1,000 simulated runs of independent noise it was above 8 once. Three values show one pattern, so 4 is
+# enough for them, above which 1 in 200 runs was; how often models of more values hold is not known with less than 8.
+_EVIDENCE, _EVIDENCE_OF_THREE = 8.0, 4.0
 _CORRELATIONS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
 _SHARES = (0.25, 0.5, 0.75, 1.0)  # of the variance
 _DRIFTS = (1.0, 4.0)  # variance over the time of a row, in that of the white noise
 _SLOW, _SLOW_ROWS = 0.8, 0.2  # correlation of a state that lasts as long as few blocks, and share of rows with one
+_TOLD = 4  # values, of which fewer do not tell a drift from a slow state
 _ROUNDS = 60  # of the expectation maximisation
 Shares = tuple[float, ...]  # how often each model holds
 
@@ -51,7 +54,8 @@ def shares(rows: Mapping[object, Sequence[np.ndarray]]) -> Shares | None:
     if sum(map(len, cells)) < LEAST_ROWS:
         return None
     together = np.sum([cell.mean(0) for cell in cells], axis=0)
-    if together.max() - together[0] < _EVIDENCE:
+    most = max(len(values) for cell in rows.values() for values in cell)
+    if together.max() - together[0] < (_EVIDENCE if most >= _TOLD else _EVIDENCE_OF_THREE):
         return None
     each = np.concatenate(cells)
     each = np.exp(each - each.max(1, keepdims=True))
@@ -63,9 +67,10 @@ def shares(rows: Mapping[object, Sequence[np.ndarray]]) -> Shares | None:
 
 
 def hides(known: Shares, count: int) -> bool:
-    """Whether the noise is slow to an extent that so few values of a row do not show."""
-    slow = [r >= _SLOW for r in _CORRELATIONS for _ in _SHARES]
-    return count < Settings.min_blocks and sum(known[i] for i, one in enumerate(slow, 1) if one) >= _SLOW_ROWS
+    """Whether the noise is slow to an extent that so few values of a row do not show. A drift is not: its rows show it."""
+    slow = sum(known[i] for i, r in enumerate((r for r in _CORRELATIONS for _ in _SHARES), 1) if r >= _SLOW)
+    drift = sum(known[-len(_DRIFTS) :]) if count >= _TOLD else 0.0
+    return count < Settings.min_blocks and slow >= max(_SLOW_ROWS, drift)
 
 
 def interval(values: np.ndarray, known: Shares) -> tuple[float, float, float] | None:

@@ -3,6 +3,8 @@
 The YAML is without surprises: no key twice, nothing that contains itself, and no size that a user would not write by hand.
 """
 
+import functools
+import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +23,16 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, wh
 
 
 def parse_yaml(text: str) -> Any:
-    """The content of a YAML document. Raises `yaml.YAMLError`, whose text names the line."""
+    """The content of a YAML document, a new copy for each caller. Raises `yaml.YAMLError`, whose text names the line."""
+    return pickle.loads(_parsed(text))
+
+
+@functools.lru_cache(maxsize=16)  # the presets are read for each of a command's models, and take 16 ms
+def _parsed(text: str) -> bytes:
+    return pickle.dumps(_constructed(text))
+
+
+def _constructed(text: str) -> Any:
     _check_size(text)
     loader = _LOADER(text)
     try:

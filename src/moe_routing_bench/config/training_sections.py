@@ -16,6 +16,7 @@ from moe_routing_bench.grid.run_spec import AXES, BUILT_IN, DENSE, SCHEDULE, Ada
 from moe_routing_kernels.routers.zoo import NETWORKS, ZOO
 
 _ALL = "all"
+_RULE = "|".join(ZOO)  # joined by ``+``: those of the first layers, the last of which has all further ones
 _OF_PLAN = {"purpose", "pilots", "keep_weights", "lr_source"}  # fields of a run that the plan decides
 _VALUE = "true, false, a finite number or a short text"
 _LABEL = "lower-case letters, digits and underscores, part of every file name"
@@ -51,7 +52,7 @@ _CORPORA = (
 )
 # In a config, where it is another type than in a spec.
 _TYPES: dict[str, Any] = {
-    "router": Annotated[str, Choice((*ZOO, DENSE), "docs/routers.md has")],
+    "router": Annotated[str, Choice((*ZOO, DENSE), "docs/routers.md has", also=f"(?:{_RULE})(?:[+](?:{_RULE}))+")],
     "network": Annotated[str, Choice(NETWORKS)],
     "capacity_factor": Amount | OrNone,
     "corpora": Annotated[

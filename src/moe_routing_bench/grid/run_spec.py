@@ -25,15 +25,17 @@ DROP_POLICIES = ("position", "random", "score")
 MATCHES = ("active_flops", "parameters")
 PURPOSES = ("final", "pilot")
 TRAIN_MODES = ("joint", "frozen_router", "experts_first")
+# how a shared expert is weighted: by 1, by a sigmoid of its own (Qwen2-MoE), or jointly with the chosen experts (Inkling)
+SHARED_GATES = ("plain", "gated", "joint")
 PACKAGES = "packages"  # the cleaned text of config/texts.yaml
 BUILT_IN = ("shakespeare", "stdlib", "kjv", PACKAGES)
 BYTES = 256  # the vocabulary of bytes; a larger one is of pairs that are merged
 # fields of which an entry of a config lists values, besides the seeds
-AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode")
+AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode", "shared_gate")
 # fields that say how a model is trained, whatever it is; an adaptation has its own
 SCHEDULE = ("validation_share", "max_epochs", "batch", "steps", "warmup", "lr", "weight_decay", "clip", "eval_every")
 # fields that came later: a spec has them where they are not the default, so that names of stored runs stay
-_LATER = ("shared_hidden", "vocabulary", "validation_tokens", "altered", "lr_source")
+_LATER = ("shared_hidden", "shared_gate", "vocabulary", "validation_tokens", "altered", "lr_source")
 # fields in which runs that are compared may differ
 _OWN = {
     "router",
@@ -42,6 +44,7 @@ _OWN = {
     "capacity_factor",
     "drop_policy",
     "train_mode",
+    "shared_gate",
     "seed",
     "lr",
     "pilots",
@@ -58,7 +61,7 @@ class Run:
     Sizes count tokens (bytes, with a vocabulary of 256), sequences or steps; config/README.md explains each.
     """
 
-    router: str = "softk"
+    router: str = "softk"  # or rules of the first layers that ``+`` joins, the last of them for all further layers
     seed: Seed = 17
     label: str = "run"  # the config entry that asked for it
     purpose: Annotated[str, Choice(PURPOSES)] = "final"
@@ -95,6 +98,7 @@ class Run:
     vocabulary: Annotated[int, Ge(BYTES), Le(2**16)] = BYTES
     validation_tokens: Whole = 0  # the most of all domains together, of each an equal share; 0: all
     altered: bool = True  # whether the last evaluation also alters formats and capacities
+    shared_gate: Annotated[str, Choice(SHARED_GATES)] = "plain"
     lr_source: str = ""  # the study whose rows chose the learning rate, or "fallback" where it has none
 
     def __post_init__(self) -> None:
@@ -106,6 +110,10 @@ class Run:
             raise bad("quality dim", self.dim, f"a multiple of 2 x heads = {2 * self.heads}")
         if self.top_k > self.experts:
             raise bad("quality top_k", self.top_k, f"at most experts = {self.experts}")
+        if self.shared_gate != "plain" and not self.shared_hidden:
+            raise bad(
+                "quality shared_gate", self.shared_gate, "plain", "without shared_hidden there is no shared expert"
+            )
         if self.lr is None and not self.pilots:
             raise bad("quality lr", "none", "a number, or pilots to take it from")
         if self.vocabulary != BYTES and set(self.corpora) != {PACKAGES}:
@@ -151,6 +159,7 @@ class Run:
         parts += [self.network] if self.network != "linear" else []
         parts += [self.drop_policy] if self.drop_policy != "position" else []
         parts += [self.train_mode] if self.train_mode != "joint" else []
+        parts += [f"shared-{self.shared_gate}"] if self.shared_gate != "plain" else []
         parts += [f"pilot-lr{self.lr:g}"] if self.purpose == "pilot" else []
         return "-".join([*parts, f"seed{self.seed}", self.hash[:8]])
 

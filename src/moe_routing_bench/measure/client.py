@@ -2,22 +2,25 @@
 ``client.py [--cold] --module MODULE ...`` does the same for a module that is a program, such as the command line, and with
 ``--running`` only where a server runs already: it would take longer to start than a command that needs no torch.
 
-Only small modules of the standard library: this is started for every cell. ``--cold`` (or MOE_ROUTING_BENCH_WORKER=cold)
-runs the job in a process of its own instead.
+``--cold`` (or MOE_ROUTING_BENCH_WORKER=cold) runs the job in a process of its own instead.
+
+This is started for every cell, so it imports only small modules: `socket` (which wraps `_socket`), `json`, `contextlib`, `subprocess` and
+`tempfile` together take twice as long as Python takes to start.
 """
 
-import contextlib
+import _socket
 import fcntl
 import hashlib
-import json
 import os
-import socket
 import stat
 import struct
-import subprocess
 import sys
-import tempfile
 import time
+from _socket import socket
+
+TYPE_CHECKING = False  # but for type checkers; `typing` is none of the small modules
+if TYPE_CHECKING:
+    import subprocess
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SERVER = os.path.join(HERE, "server.py")
@@ -47,14 +50,26 @@ def inherited() -> list:
     return [status, texts["limits"], texts["cgroup"], namespaces, os.getpriority(os.PRIO_PROCESS, 0)]
 
 
+def temporary_folder() -> str:
+    """What `tempfile.gettempdir` returns, without importing it where the first folder that it tries is one to write in."""
+    first = os.path.abspath(next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp"))
+    if "tempfile" not in sys.modules and os.path.isdir(first) and os.access(first, os.W_OK | os.X_OK):
+        return first
+    import tempfile
+
+    return tempfile.gettempdir()
+
+
 def own_folder() -> str:
     """The folder of the sockets, which no other user may enter; exits where it belongs to another user, or is a link."""
     name = f"moe-routing-bench-{os.getuid()}"
-    folder = os.path.join(tempfile.gettempdir(), name)
+    folder = os.path.join(temporary_folder(), name)
     if len(os.fsencode(folder)) > LONGEST_FOLDER:
         folder = os.path.join("/tmp", name)
-    with contextlib.suppress(FileExistsError):
+    try:
         os.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
     folder_stat = os.lstat(folder)
     if (folder_stat.st_mode, folder_stat.st_uid) != (stat.S_IFDIR | 0o700, os.getuid()):
         got = f"{stat.filemode(folder_stat.st_mode)} of user {folder_stat.st_uid}"
@@ -68,23 +83,23 @@ def socket_path() -> str:
         sys.executable,
         SERVER,
         os.stat(SERVER).st_mtime_ns,
-        tempfile.gettempdir(),
+        temporary_folder(),
         *map(os.environ.get, _VARIABLES),
         inherited(),
     ]
     return os.path.join(own_folder(), hashlib.sha256(repr(key).encode()).hexdigest()[:16] + ".sock")
 
 
-def connect(path: str) -> "socket.socket | None":
+def connect(path: str) -> "socket | None":
     """A connection to the server, or None when none listens; exits where the server is another user's."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
+    connection = socket(_socket.AF_UNIX)
+    connection.setsockopt(_socket.SOL_SOCKET, _socket.SO_SNDTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
     try:
         connection.connect(path)
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    _, user, _ = struct.unpack("3i", connection.getsockopt(_socket.SOL_SOCKET, _socket.SO_PEERCRED, 12))
     if user != os.getuid():
         sys.exit(f"error: {path}: got a server of user {user}; allowed: one of user {os.getuid()}; {COLD}")
     return connection
@@ -95,7 +110,7 @@ def private(path: str) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
-def connected(path: str) -> socket.socket:
+def connected(path: str) -> socket:
     """A connection; where no server listens, the process that has the lock starts it first."""
     if connection := connect(path):
         return connection
@@ -116,14 +131,17 @@ def connected(path: str) -> socket.socket:
 
 def locked(lock: int) -> bool:
     """Whether this process has the lock now."""
-    with contextlib.suppress(BlockingIOError):
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
+    except BlockingIOError:
+        return False
+    return True
 
 
-def started(path: str) -> subprocess.Popen:
+def started(path: str) -> "subprocess.Popen":
     """A server that will listen, in a session of its own; its output lies next to the socket."""
+    import subprocess
+
     log = private(path + ".log")
     try:
         return subprocess.Popen(
@@ -137,14 +155,13 @@ def started(path: str) -> subprocess.Popen:
         os.close(log)
 
 
-def asked(connection: socket.socket, arguments: list) -> int:
+def asked(connection: socket, arguments: list) -> int:
     """The exit status of the job, which ends the reply; what comes before it are signs of life."""
     connection.settimeout(SILENT_SECONDS)
     request = {"arguments": arguments, "cwd": os.getcwd(), "env": dict(os.environ)}
-    text = (
-        b" " * (arguments[:1] == ["--module"]) + json.dumps(request).encode() + b"\n"
-    )  # the server looks at its first byte
-    socket.send_fds(connection, [text[:1]], [1, 2])
+    # One line of Python's literals. The server looks at its first byte, with which go stdout and stderr.
+    text = b" " * (arguments[:1] == ["--module"]) + ascii(request).encode() + b"\n"
+    connection.sendmsg([text[:1]], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("2i", 1, 2))])
     connection.sendall(text[1:])
     connection.settimeout(1)
     reply, silent = b"", 0

@@ -4,6 +4,7 @@ It also imports the harness, and does so again when a file of it has changed: a 
 """
 
 import array
+import ast
 import contextlib
 import ctypes
 import gc
@@ -25,14 +26,17 @@ from typing import Any
 IDLE_SECONDS = 120
 FIRST_BYTE_SECONDS = 1.0  # for which a caller may leave open what it asks for
 PROGRAM = b" "  # how the request of a program begins
-# Arrow imports pandas when it makes the first array, if there is one.
-OF_CELLS = ("torch", "numpy", "pandas", "pyarrow.parquet", "nvtx", "filelock", "pynvml")
+# Arrow imports pandas when it makes the first array, if there is one, and its module for pandas with the first table.
+OF_CELLS = ("torch", "numpy", "pandas", "pyarrow.parquet", "pyarrow.pandas_compat", "nvtx", "filelock", "pynvml")
 OF_PROGRAMS = ("scipy.stats", "seaborn", "annotated_types", "pydantic.main", "rich.progress", "typer", "yaml")
 # Triton imports gluon for its first kernel, QuACK's kernels torch._dynamo.
 _OF_GPU = ("triton", "cutlass", "triton.experimental.gluon", "torch._dynamo")
 LEARNED = "learned"
 _LEARNED = ("torch._dynamo",)  # imported once a program has: optimizers of torch import it, for a second
-_HARNESS = ("moe_routing_bench.measure.supervisor", "moe_routing_bench.measure.worker", "moe_routing_bench.store.rows")
+_HARNESS = (
+    *("moe_routing_bench.measure.supervisor", "moe_routing_bench.measure.worker"),
+    *("moe_routing_bench.store.contradictions", "moe_routing_bench.store.rows"),
+)
 _PACKAGES = ("moe_routing_bench", "moe_routing_kernels")
 _RECENT_NS = 1_000_000_000  # a file that was changed so shortly before may change again without another time
 
@@ -106,7 +110,7 @@ def _states(paths: Iterable[str]) -> "dict[str, tuple[int, ...]]":
 
 
 def receive(connection: socket.socket) -> tuple[dict, list[int]]:
-    """One request: a JSON text that ends the stream, and the caller's stdout and stderr."""
+    """One request: a line of Python's literals, and the caller's stdout and stderr."""
     data, fds = b"", array.array("i")
     while not data.endswith(b"\n"):
         part, extra, _, _ = connection.recvmsg(1 << 16, socket.CMSG_LEN(2 * fds.itemsize))
@@ -116,7 +120,7 @@ def receive(connection: socket.socket) -> tuple[dict, list[int]]:
         if not part:
             break
         data += part
-    return json.loads(data), list(fds)
+    return ast.literal_eval(data.decode("ascii")), list(fds)
 
 
 def serve_one(connection: socket.socket, memory: "Memory") -> int:

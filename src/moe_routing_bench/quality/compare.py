@@ -16,7 +16,7 @@ from moe_routing_kernels.routers.zoo import ZOO
 METRIC = "bits_per_byte"
 AT_THE_EDGE = "not ranked: its best learning rate is at the edge of the grid."
 RECURRING = 0.01  # of the validation bytes, the most that may recur in training
-RECURS = f"not ranked: more than {RECURRING:.0%} of its validation text recurs in training."
+RECURS = "not ranked: {share:.1%} of its validation text recurs in training, of which at most {most:.0%} may."
 WEAKEST = 2.5  # bits per byte of the best rule, from which on training is judged
 SHORTEST = 1.0  # tokens per active parameter, from which on training is judged
 OLDER_CODE = "not ranked: trained before the rule, or how a layer seats its choices, last changed."
@@ -28,7 +28,14 @@ def finals(table: pd.DataFrame) -> pd.DataFrame:
     names = rows["router"].astype(str)
     routed = rows["router"] != "dense"
     names = names.where(rows["network"] == "linear", names + "+" + rows["network"])
-    for column, prefix in (("capacity_factor", "cf"), ("drop_policy", ""), ("train_mode", "")):
+    for column, prefix in (
+        ("capacity_factor", "cf"),
+        ("drop_policy", ""),
+        ("train_mode", ""),
+        ("shared_gate", "shared "),
+    ):
+        if column not in rows:
+            continue
         varies = rows[routed].groupby("label")[column].transform(lambda values: values.nunique(dropna=False) > 1)
         varies = varies.astype(bool).reindex(rows.index, fill_value=False)
         text = rows[column].map(lambda value, p=prefix: f" {p}{'none' if pd.isna(value) else value}").astype(str)
@@ -124,11 +131,13 @@ def refusals(rows: pd.DataFrame) -> pd.Series:
         rates.at_the_edge(lr, grid)
         for lr, grid in zip(rows["lr"], rows.get("pilot_lrs", pd.Series(None, index=rows.index)), strict=True)
     ]
-    changed = rows["router"].map(lambda name: ZOO[str(name)].changed if name in ZOO else "")
+    changed = rows["router"].map(
+        lambda name: max(ZOO[part].changed if part in ZOO else "" for part in str(name).split("+"))
+    )
     ended = rows.get("ended_at", pd.Series("9", index=rows.index)).astype("string").fillna("9")
     reasons = pd.Series("", index=rows.index).mask(pd.Series(edge, index=rows.index, dtype=bool), AT_THE_EDGE)
     recurring = pd.to_numeric(rows.get("recurring_share", pd.Series(np.nan, index=rows.index)), errors="coerce")
-    reasons = reasons.mask(recurring > RECURRING, RECURS)
+    reasons = reasons.mask(recurring > RECURRING, [RECURS.format(share=share, most=RECURRING) for share in recurring])
     return reasons.mask(ended.lt(changed).fillna(False).astype(bool), OLDER_CODE)
 
 

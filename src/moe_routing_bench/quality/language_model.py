@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from moe_routing_bench.grid.run_spec import BYTES, DENSE, Run
 from moe_routing_bench.quality.moe_layer import Experts, MoE, compute_dtype
 from moe_routing_bench.quality.stage_clock import NO_CLOCK, Clock
-from moe_routing_kernels.routers import learned
+from moe_routing_kernels.routers import learned, zoo
 
 IGNORED = -100  # target of padding
+GATE = 99  # the stream of draws of a shared expert's gate: no layer has as many routers
 
 
 def turns(positions_S: Tensor, width: int) -> tuple[Tensor, Tensor]:
@@ -174,21 +175,33 @@ def _dense(run: Run) -> Dense:
 
 
 def _moe(run: Run, layer: int, frequencies: Sequence[int]) -> MoE:
-    rule = learned.ZOO.get(run.router)
+    rules = zoo.by_layer(run.router, run.layers)
+    rule = rules[layer]
     known = {"frequencies": list(frequencies), "sequence": run.sequence, "vocabulary": run.vocabulary}
-    options = {name: value for name, value in known.items() if rule and name in rule.options} | dict(run.options)
-    top_k = rule.top_k if rule and rule.top_k else run.top_k
+    options = {name: value for name, value in known.items() if name in rule.options}
+    options |= {"shared": True} if run.shared_gate == "joint" else {}
+    # An option belongs to the layers whose rules have it; what none has is refused by `build`.
+    strange = {name for name in run.options if not any(name in other.options for other in rules)}
+    options |= {name: value for name, value in run.options.items() if name in rule.options or name in strange}
+    top_k = rule.top_k or run.top_k
 
     def router(number: int) -> nn.Module:
         with own_draws(run.seed, layer, number):
-            return learned.build(run.router, run.dim, run.experts, top_k, run.network, **options)
+            # A rule without a router network has none in a model whose other layers have one, too.
+            network = run.network if rule.load().takes_network or "+" not in run.router else "linear"
+            return learned.build(rule.name, run.dim, run.experts, top_k, network, **options)
 
     routers = [router(0)]
     routers += [router(number) for number in range(1, int(routers[0].passes))]  # type: ignore[arg-type]
     hidden = run.expert_hidden * run.top_k // top_k if run.match == "active_flops" else run.expert_hidden
     experts = Experts(run.experts, run.dim, hidden, run.layers)
     shared = Experts(1, run.dim, run.shared_hidden, run.layers) if run.shared_hidden else None
-    return MoE(routers, experts, max(1, top_k // len(routers)), run.capacity_factor, run.drop_policy, shared)
+    gate = None
+    if run.shared_gate == "gated":
+        with own_draws(run.seed, layer, GATE):
+            gate = learned.last_layer(run.dim, 1)
+    share = max(1, top_k // len(routers))
+    return MoE(routers, experts, share, run.capacity_factor, run.drop_policy, shared, gate)
 
 
 def parameters(model: TinyLM) -> tuple[int, int]:
@@ -207,4 +220,11 @@ def flops_per_token(model: TinyLM, run: Run, active: int) -> int:
     Each active weight takes 6 (the embedding is looked up, not multiplied). Causal attention takes 6 S D per layer:
     scores and values, once forwards and twice backwards, half of them masked.
     """
-    return 6 * (active - model.embedding.weight.numel()) + 6 * run.layers * run.sequence * run.dim
+    again = sum(
+        (len(layer.routers) - 1) * p.numel()  # a layer of two passes has its shared expert in both
+        for layer in model.layers
+        for part in (layer.shared, layer.gate)
+        if part is not None
+        for p in part.parameters()
+    )
+    return 6 * (active + again - model.embedding.weight.numel()) + 6 * run.layers * run.sequence * run.dim

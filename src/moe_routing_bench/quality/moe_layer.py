@@ -5,6 +5,7 @@ Suffixes: T tokens, K choices per token, R rows, E experts, D model width, H exp
 slots.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from moe_routing_bench.quality.placement import capacity, place
 from moe_routing_bench.quality.stage_clock import NO_CLOCK, Clock
 from moe_routing_kernels import ops
+from moe_routing_kernels.routers.learned import in_float32
 
 
 @dataclass(frozen=True)
@@ -91,19 +93,24 @@ class MoE(nn.Module):
         capacity_factor: float | None,
         drop_policy: str,
         shared: Experts | None = None,
+        gate: nn.Module | None = None,
     ) -> None:
         """`top_k` is the number of choices per token that the capacity counts on; `shared` is one expert that all tokens have.
 
+        Its weight is that of a router with the kind "shared", else the sigmoid of what `gate` makes of x (D to 1), else 1.
         Zero-computation experts live here, not in a router.
         """
         super().__init__()
-        self.routers, self.experts, self.shared = nn.ModuleList(routers), experts, shared
+        self.routers, self.experts, self.shared, self.gate = nn.ModuleList(routers), experts, shared, gate
         self.top_k, self.capacity_factor, self.drop_policy = top_k, capacity_factor, drop_policy
         self.count, dim = experts.w13_EDH.shape[:2]
         self.extra: tuple[str, ...] = tuple(routers[0].extra)  # type: ignore[arg-type]
         # Zeros draw no random numbers, so the layers that follow start the same whether or not there are constant
         # experts.
         constants = self.extra.count("const")
+        alike = itertools.groupby(enumerate(self.extra), key=lambda one: one if one[1] == "const" else one[1])
+        spans = [[index for index, _ in group] for _, group in alike]
+        self.spans = [(span[0], span[-1]) for span in spans if self.extra[span[0]] not in ("zero", "shared")]
         self.constants = nn.Parameter(torch.zeros(constants, dim)) if constants else None
         self.mixers = nn.Parameter(torch.zeros(constants, dim, 2)) if constants else None
         self.adapters: nn.Module | None = None  # of a frozen layer: see `adapters`
@@ -122,8 +129,7 @@ class MoE(nn.Module):
             mixed = self._soft(x_BSD, routing) if soft else self._sparse(x_BSD, routing, str(router.seated_by))
             y_BSD = self.clock.mark(mixed, "rest", "combine")
             if self.shared is not None:
-                rows_TD = x_BSD.to(compute_dtype(x_BSD)).flatten(0, 1)
-                y_BSD = y_BSD + self.shared.padded(rows_TD[None])[0].to(y_BSD.dtype).view_as(y_BSD)
+                y_BSD = y_BSD + self._shared(self.shared, x_BSD, routing).to(y_BSD.dtype)
             if self.adapters is not None:
                 y_BSD = y_BSD + self.adapters(x_BSD, token_ids_BS, positions_S, routing).to(y_BSD.dtype)
                 self.losses.append(self.adapters.losses)  # type: ignore[arg-type]
@@ -137,13 +143,24 @@ class MoE(nn.Module):
         policy = seated_by if self.drop_policy == "position" else self.drop_policy
         by_operators = self.operators and self.experts.aligned
         compute = self._by_operators if by_operators else self._by_torch
-        y_TD, kept_TK = compute(rows_TD, routing.ids, routing.weights, limit, policy)
-        self.seen.append(Seen(routing.ids, kept_TK, routing.scores.detach(), seated_by))
-        for index, kind in enumerate(self.extra):
-            share_T1 = (routing.weights * (routing.ids == self.count + index)).sum(1, keepdim=True)
-            if kind != "zero":
-                y_TD = y_TD + share_T1 * self._without_computation(index, kind, x_TD)
+        chosen = routing.ids.shape[1] - self.extra.count("shared")  # a shared expert comes last, and is not chosen
+        ids_TK, weights_TK = routing.ids[:, :chosen], routing.weights[:, :chosen]
+        y_TD, kept_TK = compute(rows_TD, ids_TK, weights_TK, limit, policy)
+        self.seen.append(Seen(ids_TK, kept_TK, routing.scores.detach(), seated_by))
+        for first, last in self.spans:
+            these_TK = (ids_TK >= self.count + first) & (ids_TK <= self.count + last)
+            share_T1 = (weights_TK * these_TK).sum(1, keepdim=True)
+            y_TD = y_TD + share_T1 * self._without_computation(first, self.extra[first], x_TD)
         return y_TD.to(x_BSD.dtype).view_as(x_BSD)
+
+    def _shared(self, shared: Experts, x_BSD: Tensor, routing) -> Tensor:
+        """What the shared expert adds (B, S, D), with its weight."""
+        y_TD = shared.padded(x_BSD.to(compute_dtype(x_BSD)).flatten(0, 1)[None])[0]
+        if "shared" in self.extra:
+            y_TD = y_TD * routing.weights[:, -1:]
+        elif self.gate is not None:
+            y_TD = y_TD * in_float32(self.gate, x_BSD).sigmoid()
+        return y_TD.view_as(x_BSD)
 
     def _by_torch(
         self, rows_TD: Tensor, ids_TK: Tensor, weights_TK: Tensor, limit: int | None, policy: str

@@ -102,7 +102,7 @@ def _add(plan: Plan, entry: Mapping[str, Any], axes: dict[str, Any], keep: bool,
     axes["capacity_factor"] = None if axes["capacity_factor"] == "none" else float(axes["capacity_factor"])
     if axes["router"] == DENSE:  # has no router to build and no capacity to exceed
         axes = {name: getattr(Run(), name) for name in AXES} | {"router": DENSE, "capacity_factor": None}
-    _check(axes["router"], axes["network"], entry.get("top_k", Run.top_k))
+    _check(axes, entry.get("top_k", Run.top_k), entry.get("layers", Run.layers))
     seeds, pilot = entry["seed"], _pilot(entry, f"quality entry {entry['label']}")
     if pilot is not None:
         steps = pilot["steps"]
@@ -177,11 +177,16 @@ def _corpora(entry: Mapping[str, Any]) -> dict[str, int | None]:
     return {name: None if most == "all" else most for name, most in entry["corpora"].items()}
 
 
-def _check(router: str, network: str, top_k: int) -> None:
-    """Raise `UserError` for an unknown router or network, and for a router that cannot choose `top_k`."""
-    if router == DENSE:
+def _check(axes: Mapping[str, Any], top_k: int, layers: int) -> None:
+    """Raise `UserError` for an unknown router or network, and for a router that cannot choose `top_k` or weigh a shared expert."""
+    if axes["router"] == DENSE:
         return
-    rule = zoo.ZOO[pick("quality router", router, [*zoo.ZOO, DENSE])]
-    pick("quality network", network, zoo.NETWORKS)
-    if rule.top_k is None and top_k < rule.least_top_k:
-        raise bad(f"quality top_k for router {router}", top_k, f"at least {rule.least_top_k}")
+    for part in axes["router"].split("+"):
+        pick("quality router", part, [*zoo.ZOO, DENSE])
+    pick("quality network", axes["network"], zoo.NETWORKS)
+    for rule in zoo.by_layer(axes["router"], layers):
+        if rule.top_k is None and top_k < rule.least_top_k:
+            raise bad(f"quality top_k for router {rule.name}", top_k, f"at least {rule.least_top_k}")
+        if axes["shared_gate"] == "joint" and "shared" not in rule.options:
+            able = ", ".join(name for name, one in zoo.ZOO.items() if "shared" in one.options)
+            raise bad(f"quality shared_gate for router {rule.name}", "joint", "plain or gated", f"joint is for {able}")

@@ -56,6 +56,7 @@ LATER = (
     "engine",
     "vocabulary",
     "shared_hidden",
+    "shared_gate",
     "bits_of_one_domain",
     "pilot_losses_by_seed",
     "lr_source",
@@ -135,6 +136,7 @@ COLUMNS: dict[str, pa.DataType] = {
     "engine": _S,
     "vocabulary": _I,
     "shared_hidden": _I,
+    "shared_gate": _S,
     # with the capacity of training, and validation batches of one domain each
     "bits_of_one_domain": _F,
     # nats per token of every pilot, by learning rate; whose pilots chose the rate, where not the run's own

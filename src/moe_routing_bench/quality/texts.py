@@ -44,6 +44,7 @@ ARCHIVES = {  # URL, SHA-256
     ),
 }
 _MOST_ARCHIVE = 2**26  # bytes
+STDLIB = "stdlib"  # its modules have licences, tables and tests in common
 Bytes = NDArray[np.uint8]
 Tokens = NDArray[np.uint8] | NDArray[np.uint16]
 
@@ -98,8 +99,9 @@ def load(
 ) -> list[Corpus]:
     """One corpus per domain, from a mapping of domains to the most bytes to take (None: all).
 
-    `packages` has a share of validation of its own, and it alone a vocabulary beyond the bytes. Where there are more than
-    `validation_tokens`, unless it is 0, the first of each domain are kept, an equal share of each.
+    `packages` has a share of validation of its own, and it alone a vocabulary beyond the bytes. What `stdlib` would validate on and has in
+    training too, in strings of 64 bytes, is cut out. Where there are more than `validation_tokens`, unless it is 0, the first of each
+    domain are kept, an equal share of each.
 
     Raises `UserError` for a text that is too short or cannot be fetched, and for an archive other than the known one.
     """
@@ -108,13 +110,15 @@ def load(
         for name, limit in corpora.items()
         for corpus in (_prepared(limit, vocabulary) if name == PACKAGES else [_corpus(name, limit, validation_share)])
     ]
+    train = [one.train.tobytes() for one in loaded] if PACKAGES not in corpora else []
+    if train:
+        loaded = [_apart(one, train) if name == STDLIB else one for name, one in zip(corpora, loaded, strict=True)]
     total = sum(len(corpus.validation) for corpus in loaded)
     if validation_tokens and total > validation_tokens:
         share = validation_tokens / total
         loaded = [replace(one, validation=one.validation[: math.ceil(share * len(one.validation))]) for one in loaded]
     if PACKAGES in corpora:  # counted once, when they were prepared
         return loaded
-    train = [one.train.tobytes() for one in loaded]
     return [replace(one, recurring=cleaning.recurring(one.validation.tobytes(), train)) for one in loaded]
 
 
@@ -150,6 +154,16 @@ def _corpus(name: str, limit: int | None, share: float) -> Corpus:
     return Corpus(Path(name).stem, train, validation, manifest.hexdigest(), PLAIN)
 
 
+def _apart(corpus: Corpus, train: Sequence[bytes]) -> Corpus:
+    """A corpus without the validation text that training has too. Raises `UserError` where nothing is left."""
+    parts = cleaning.apart([corpus.validation.tobytes()], train)
+    if not parts:
+        got = f"{len(corpus.validation)} bytes of validation, all of which recur in training"
+        raise bad(f"corpus {corpus.name}", got, f"{cleaning.LEAST} bytes in a row that do not", "take more of it")
+    validation = np.frombuffer(b"".join(parts), np.uint8)
+    return replace(corpus, validation=validation, sha256=prepared.text_hash(corpus.train, validation))
+
+
 def _prepared(limit: int | None, vocabulary: int) -> list[Corpus]:
     """The domains of the text that `packages.prepare` has written, of each the same share. Raises `UserError` where there is none."""
     return [
@@ -177,7 +191,7 @@ def split(documents: list[bytes], share: float) -> tuple[Bytes, Bytes]:
 
 def _documents(name: str) -> list[tuple[str, Callable[[], bytes]]]:
     """The title of each document of a corpus, and the function that reads it."""
-    if name == "stdlib":
+    if name == STDLIB:
         root = Path(sysconfig.get_paths()["stdlib"])
         return [(path.relative_to(root).as_posix(), path.read_bytes) for path in _modules(root)]
     if name in ARCHIVES:

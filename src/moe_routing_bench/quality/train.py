@@ -20,7 +20,7 @@ from moe_routing_bench.quality.loop import Training, go_on, save
 from moe_routing_bench.quality.texts import Corpus
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.store.parquet import write_table
-from moe_routing_kernels.routers.zoo import ZOO
+from moe_routing_kernels.routers import zoo
 
 _FROM_RUN = (
     "purpose",
@@ -43,6 +43,7 @@ _FROM_RUN = (
     "lr",
     "vocabulary",
     "shared_hidden",
+    "shared_gate",
     "lr_source",
 )
 
@@ -112,14 +113,14 @@ def _fixed(training: Training) -> dict[str, Any]:
     """The fields that are the same in every row of a run."""
     run = training.run
     params, active = language_model.parameters(training.model)
-    rule = None if run.router == DENSE else ZOO[run.router]
+    rules = () if run.router == DENSE else zoo.by_layer(run.router)
     return {name: getattr(run, name) for name in _FROM_RUN} | {
         "schema_version": run_rows.SCHEMA_VERSION,
         "run": run.name,
         "config_hash": run.config_hash,
         "causal": is_causal(run),
         "causal_in_evaluation": is_causal(run, training=False),
-        "learns": rule is not None and rule.learns,
+        "learns": any(rule.learns for rule in rules),
         "params": params,
         "active_params": active,
         "flops_per_token": language_model.flops_per_token(training.model, run, active),
@@ -135,12 +136,10 @@ def _fixed(training: Training) -> dict[str, Any]:
 
 def is_causal(run: Run, training: bool = True) -> bool:
     """Whether no later token of a sequence can change a decision, in training or evaluation with the run's own capacity."""
-    if run.router == DENSE:
-        return True
-    rule = ZOO[run.router]
+    rules = () if run.router == DENSE else zoo.by_layer(run.router)
     if run.capacity_factor is None:
-        return rule.causal if training else rule.causal_in_evaluation
-    return rule.causal_with_capacity(run.drop_policy, training)
+        return all(rule.causal if training else rule.causal_in_evaluation for rule in rules)
+    return all(rule.causal_with_capacity(run.drop_policy, training) for rule in rules)
 
 
 def origin(device: str, files: list[Path]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 import functools
 import re
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -22,6 +24,12 @@ def write(template: str, out: Path, **values: object) -> None:
     """Fill a template and write it to `out`. A value that the template asks for and does not get is an error."""
     with files.replacing(out) as temporary:
         temporary.write_text(_templates().get_template(template).render(**values), encoding="utf-8")
+
+
+def write_platform(out: Path, tab: str, data: Mapping[str, Any], **values: object) -> None:
+    """Write a page of a platform to `out`: `tab` is "Speed", "Quality", "Seeds" or the name of a model; `data` what its scripts read."""
+    library = LIBRARY.read_text(encoding="utf-8") if data else ""
+    write("platform.html.j2", out, tab=tab, data=compressed(data) if data else "", library=library, **values)
 
 
 def write_report(report: Report, out: Path) -> None:

@@ -108,7 +108,7 @@ def build(
         unfound=made(unfound, frame),
         findings=findings(frame),
         answers=answers(frame, trained),
-        figures=[_figure(name, tables.get(FIGURES[name].source)) for name in figures],
+        figures=[figure(name, tables.get(FIGURES[name].source)) for name in figures],
         questions=questions(frame, models),
         failed=_failed(frame),
         machine=_machine(frame),
@@ -120,7 +120,7 @@ def build(
         unheld=[claim_line(entry) for entry in others if not entry.cells],
         own=judged(ours),
         published=section_tables.published(frame),
-        quality=None if trained is None else _quality(trained, adapted),
+        quality=None if trained is None else quality_of(trained, adapted),
         quantised=_quantised(frame, matrix),
         accuracy=None if matrix is None or matrix.empty else _accuracy(matrix),
         evidence=evidence(stored),
@@ -128,7 +128,7 @@ def build(
     )
 
 
-def _figure(name: str, table: pd.DataFrame | None) -> Figure:
+def figure(name: str, table: pd.DataFrame | None) -> Figure:
     """A figure as data; one without marks says why."""
     entry = FIGURES[name]
     chart = None if table is None else entry.chart(table)
@@ -138,7 +138,7 @@ def _figure(name: str, table: pd.DataFrame | None) -> Figure:
     return Figure(*text, script_data.chart_data(chart, footer.line(entry.source, chart.shown)))
 
 
-def _quality(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:
+def quality_of(trained: pd.DataFrame, adapted: pd.DataFrame | None) -> Quality:
     """What the section on quality shows."""
     finals = compare.finals(trained)
     seeds = finals.groupby(["label", "contestant"])["seed"].nunique()

@@ -23,7 +23,8 @@ _GROUPS = (
     ),
     (
         "Outcome",
-        "status reason suspect suspect_reason anomaly again again_us again_ci_low_us again_ci_high_us converged stop_reason",
+        "status reason suspect suspect_reason anomaly again again_us again_ci_low_us again_ci_high_us converged stop_reason "
+        "no_interval",
     ),
     (
         "Time",

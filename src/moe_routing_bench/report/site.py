@@ -16,7 +16,7 @@ from moe_routing_bench.config.axes import PRESET
 from moe_routing_bench.config.claims import Claim
 from moe_routing_bench.figures import footer
 from moe_routing_bench.quantities import count
-from moe_routing_bench.report import page, words
+from moe_routing_bench.report import page, platform, words
 from moe_routing_bench.report.document import Sentence
 from moe_routing_bench.report.headlines import headlines, unfound
 
@@ -68,10 +68,11 @@ def write(
     pairs: Sequence[tuple[str, str]] = (),
     held: Mapping[str, Sequence[Held]] = MappingProxyType({}),
     models: Mapping[str, Any] = MappingProxyType({}),
+    platforms: Sequence[str] = (),
 ) -> None:
     """Copy each report (what is listed of it, its folder, its Parquet files) below `out`, and write `out`/index.html.
 
-    `pairs` are the platforms whose pages are there already, `held` what became of published figures in the folder of each report, `models`
+    `platforms` are those that get a page (`write_platform`), `pairs` those whose pages are there already, `held` what became of published figures in the folder of each report, `models`
     the presets by name. Files are overwritten; nothing is deleted.
     """
     for one, folder, tables in reports:
@@ -88,6 +89,8 @@ def write(
         out / "index.html",
         reports=[one for one, *_ in reports],
         pairs=[(pair, between(pair)) for pair in pairs],
+        platforms=platforms,
+        former=platform.FORMER,
         claims=(told := claimed(held)),
         unheld=len({one.claim.id for found in held.values() for one in found if not one.claim.own}) - len(told),
         models=models,

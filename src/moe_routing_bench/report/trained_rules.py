@@ -147,7 +147,7 @@ def contests(table: pd.DataFrame) -> list[Contest]:
 
 def cautions(table: pd.DataFrame) -> list[tuple[str, str]]:
     """What speaks against the place of a rule among the runs, as the zoo says it: names and sentences."""
-    there = set(table["router"])
+    there = {part for name in set(table["router"]) for part in str(name).split("+")}
     rows = compare.finals(table)
     reasons = compare.refusals(rows)
     refused = dict.fromkeys(

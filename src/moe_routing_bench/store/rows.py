@@ -120,6 +120,7 @@ MEASURED: dict[str, pa.DataType] = {
     "again_us": _F,
     "again_ci_low_us": _F,
     "again_ci_high_us": _F,
+    "no_interval": _S,
     "peak_memory_bytes": _I,
     "workspace_bytes": _I,
     "transient_bytes": _I,
@@ -207,7 +208,7 @@ LATER = (
     *("slurm_job_id", "configuration", "energy_mj", "energy_mj_per_token", "dense_us", "over_dense"),
     *("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "plugin", "plugin_fingerprint"),
     *("busy_share", "block_turns", "workspace_bytes", "transient_bytes", "mixed_gb_per_s", "mean_active_experts"),
-    *("isolated", "handover_us", "ceilings_at"),
+    *("isolated", "handover_us", "ceilings_at", "no_interval"),
     *("rank_backend", "rank_devices", "rank_medians_us", "rank_tokens", "rank_rows"),
     *("rank_all_bytes", "rank_wire_bytes", "rank_deduplicated_bytes", "barrier_us"),
 )

@@ -99,7 +99,8 @@ class Learned(nn.Module):
     without a gradient is in buffers: in training mode `forward` gathers statistics, which `after_step` uses.
     """
 
-    # the kinds of the zero-computation experts, whose ids are E, E+1, ...: "zero", "copy" or "const"
+    # the kinds of the zero-computation experts, whose ids are E, E+1, ...: "zero", "copy" or "const"; of "shared", an expert of
+    # the layer that every token has, with the id E
     extra: tuple[str, ...] = ()
     passes = 1  # how often the layer is applied, each time with another router
     known_losses: tuple[str, ...] = COMMON_LOSSES

@@ -11,38 +11,50 @@ function cellsOf(rows) {
   }
   return [...cells.values()];
 }
-const timed = cell => cell.rows.filter(row => row.status === "ok" && row.median_us !== null).sort((a, b) => a.median_us - b.median_us);
+const timesKept = new WeakMap();
+function timed(cell) {
+  if (!timesKept.has(cell)) timesKept.set(cell, cell.rows.filter(row => row.status === "ok" && row.median_us !== null).sort((a, b) => a.median_us - b.median_us));
+  return timesKept.get(cell);
+}
 
 // What a cell has of an axis: rows of before there was an axis that follows another are as that one.
 const heldBy = (cell, {name, follows}) => cell.axes[name] ?? (follows ? cell.axes[follows] : null);
 
 // In what a cell differs from a question: [{name, asked, held, octaves, scale}]. The rule is that of answers/nearest.py: names and limits must
-// match (infinitely many octaves), but for those that the rule of the bench lets count as some. `rule`: {octaves, of: {bench: [axis]}}.
+// match (infinitely many octaves), but for those that the rule of the bench lets count as some. `rule`: {octaves, of: {bench: [axis]}, ranks: [axis],
+// families: {name of formats: [format]}}. Experts of a bench that does not read the format of weights have that of its activations.
 function gapsOf(cell, question, axes, rule) {
-  return axes.flatMap(({name, scale, follows}) => {
-    if (!(name in question) || !(name in cell.axes)) return [];
-    const asked = question[name] ?? (follows ? cell.axes[follows] : null), held = heldBy(cell, {name, follows});
-    if (asked === held) return [];
+  return Object.keys(question).flatMap(name => {
+    const axis = axes.find(one => one.name === name);
+    if (!axis) return [];
+    const {scale, follows} = axis;
+    const ranks = (rule.ranks ?? []).includes(name), plain = name === "weights" && !(name in cell.axes) && "intermediate" in cell.axes ? cell.axes.dtype : null;
+    if (!(name in cell.axes || plain !== null || (ranks && question[name] !== null))) return [];
+    const asked = question[name] ?? (follows ? cell.axes[follows] : null), held = plain ?? heldBy(cell, {name, follows}) ?? null;
+    if (asked === held || (name === "weights" && (rule.families?.[asked] ?? []).includes(held))) return [];
     const numbers = typeof asked === "number" && typeof held === "number";
-    const octaves = (rule.of[cell.bench] ?? []).includes(name) ? rule.octaves : !numbers || scale === "name" ? Infinity : scale === "log" ? Math.abs(Math.log2(held / asked)) : Math.abs(held - asked);
+    const octaves = (rule.of[cell.bench] ?? []).includes(name) ? rule.octaves : !numbers || scale === "name" || ranks ? Infinity : scale === "log" ? Math.abs(Math.log2(held / asked)) : Math.abs(held - asked);
     return [{name, asked, held, octaves, scale: numbers ? scale : "name"}];
   });
 }
-// Cells of the question's bench with a time, nearest first; of equals those first that have defaults where nothing was asked.
-function nearest(cells, question, axes, rule) {
-  const odd = cell => axes.filter(({name, default: usual, follows}) => !(name in question) && name in cell.axes && heldBy(cell, {name, follows}) !== (follows ? cell.axes[follows] : usual) && usual !== null).length;
+// Cells of the question's bench with a time, nearest first; of equals those first that have defaults where nothing was asked, then the plainest format of
+// a family, the label of the model, most implementations with a time, and the latest day.
+function nearest(cells, question, axes, rule, model) {
+  const open = ["model", "phase", "weights"], plain = rule.families?.[question.weights] ?? [];
+  const odd = cell => axes.filter(({name, default: usual, follows}) => !(name in question) && !open.includes(name) && name in cell.axes && heldBy(cell, {name, follows}) !== (follows ? cell.axes[follows] : usual) && (follows ? cell.axes[follows] : usual) !== null).length;
   return cells.filter(cell => cell.bench === question.bench && timed(cell).length).map(cell => {
     const gaps = gapsOf(cell, question, axes, rule), near = gaps.filter(gap => gap.octaves < Infinity).reduce((sum, gap) => sum + gap.octaves, 0);
-    const unlike = gaps.filter(gap => gap.octaves === Infinity).length;
-    return {cell, gaps, near, unlike, octaves: unlike ? Infinity : near, odd: odd(cell)};
-  }).sort((a, b) => a.unlike - b.unlike || a.near - b.near || a.odd - b.odd || timed(b.cell).length - timed(a.cell).length);
+    const unlike = gaps.filter(gap => gap.octaves === Infinity).length, exact = Math.max(0, plain.indexOf(cell.axes.weights)), unlabelled = model ? Number(cell.model !== model) : 0;
+    return {cell, gaps, near, unlike, octaves: unlike ? Infinity : near, odd: odd(cell), exact, unlabelled};
+  }).sort((a, b) => a.unlike - b.unlike || a.near - b.near || a.odd - b.odd || a.exact - b.exact || a.unlabelled - b.unlabelled || timed(b.cell).length - timed(a.cell).length || (b.cell.day ?? "").localeCompare(a.cell.day ?? ""));
 }
+const turn = end => end === null || end === undefined ? null : 1 / end;
 const turned = {faster: "slower", slower: "faster", same: "same", undecided: "undecided"};
 
 // What is stored of a pair of rows: {verdict, other, ratio, low, high}, the ratio above 1 where `row` is the faster; null where nothing is.
 function stored(row, other) {
   const forth = (one, verdict, ratio) => ({verdict: one[verdict], ratio: one[ratio], low: one[`${ratio}_ci_low`], high: one[`${ratio}_ci_high`], other: other.implementation});
-  const back = (one, verdict, ratio) => ({verdict: turned[one[verdict]] ?? null, ratio: 1 / one[ratio], low: 1 / one[`${ratio}_ci_high`], high: 1 / one[`${ratio}_ci_low`], other: other.implementation});
+  const back = (one, verdict, ratio) => ({verdict: turned[one[verdict]] ?? null, ratio: 1 / one[ratio], low: turn(one[`${ratio}_ci_high`]), high: turn(one[`${ratio}_ci_low`]), other: other.implementation});
   if (row.best_other === other.implementation && row.best_speedup !== null) return forth(row, "best_verdict", "best_speedup");
   if (other.best_other === row.implementation && other.best_speedup !== null) return back(other, "best_verdict", "best_speedup");
   if (row.baseline === other.implementation && row.speedup !== null) return forth(row, "verdict", "speedup");

@@ -91,7 +91,6 @@ function question() {
 }
 
 const sentence = text => text.startsWith("the ") ? `The ${text.slice(4)}` : text;  // but names of implementations are as they are
-const share = one => one === null ? dash : `${(100 * one).toPrecision(3)} %`;
 const axisOf = name => asks.axes.find(axis => axis.name === name);
 const spell = (name, one) => one === null ? "none" : Number.isInteger(one) ? String(one) : brief(one, name === "trace");
 function named(cell, without = []) {
@@ -103,43 +102,13 @@ function gapText(gap) {
   const by = gap.scale === "log" ? `, ${Number(gap.octaves.toPrecision(2))} octave${gap.octaves === 1 ? "" : "s"} away` : "";
   return `${axisOf(gap.name).label} ${spell(gap.name, gap.held)}, not ${spell(gap.name, gap.asked)}${by}`;
 }
-// A ratio with its interval, in three digits or in as many as it takes to tell its ends from each other, and from a 1 that is not between them, five at most.
-function timesText({ratio, low, high}) {
-  const apart = low <= 1 && 1 <= high ? [low, high] : [1, low, high], told = most => new Set(apart.map(one => one.toPrecision(most))).size === new Set(apart).size;
-  const digits = low === null || low === undefined ? 3 : [3, 4].find(told) ?? 5;
-  return `${ratio.toPrecision(digits)}x` + (low === null || low === undefined ? "" : ` [${low.toPrecision(digits)}, ${high.toPrecision(digits)}]`);
-}
 function against(pair) {
   if (pair === undefined) return dash;
   if (pair === null) return "not stored";
-  return `${pair.verdict ?? "no verdict"}: ${timesText(pair)} over ${pair.other}`;
+  return `${timesText(pair)} as fast as ${pair.other} (${pair.verdict ?? "no verdict"})`;
 }
 // The same in a table, where it may take more lines: all columns fit beside the findings.
 const againstIn = pair => pair ? breaking(element("span", "", {class: "verdict"}), against(pair)) : against(pair);
-// A text in which names that are longer than usual may break behind their underscores, and intervals nowhere.
-function breaking(made, text, usual = 24) {
-  const name = one => one.length > usual ? one.split(/(?<=_)/).flatMap((part, i) => i ? [element("wbr"), part] : [part]) : [one];
-  const names = text => text.split(/(\w+)/).flatMap(name);
-  made.append(...text.split(/(\[[^\]]*\])/).flatMap((part, i) => i % 2 ? [element("span", part, {class: "nobreak"})] : names(part)));
-  return made;
-}
-function tableOf(label, heads, lines) {
-  const box = element("div", "", {class: "scroll whole", tabindex: 0, role: "region", "aria-label": label}), made = element("table"), head = element("tr"), rows = element("tbody");
-  head.append(...heads.map(text => element("th", text, {scope: "col"})));
-  rows.append(...lines.map(cells => {
-    const line = element("tr");
-    line.append(...cells.map(one => {
-      const cell = element("td");
-      cell.append(one);
-      return cell;
-    }));
-    return line;
-  }));
-  made.append(element("thead"), rows);
-  made.tHead.append(head);
-  box.append(made);
-  return box;
-}
 const toRow = (row, text) => breaking(element("a", "", {href: `#row-${page.ids[row.place]}`}), text);
 function answer() {
   const asked = question(), read = asks.reads[asked.bench] ?? [];
@@ -166,16 +135,7 @@ function parts([first, ...others]) {
     toRow(row, row.implementation), time(row), marks(row), limit ? `${share(limit.share)} (${limit.binds})` : dash, againstIn(best), againstIn(next)]);
   return [tableOf("Implementations, fastest first", heads, rows), small(...notes(cell)), ...overTokens(cell), ...overWorkload(cell, order[0].row), nextNearest(others)];
 }
-function time(row) {
-  const [median, low, high] = alike([row.median_us, row.ci_low_us, row.ci_high_us]);
-  return `${median} [${low}, ${high}]`;
-}
 const marks = row => doubts(row).length ? element("span", doubts(row).join(", "), {class: "marks"}) : dash;
-function small(...content) {
-  const made = element("p", "", {class: "small"});
-  made.append(...content);
-  return made;
-}
 function notes(cell) {
   const failed = cell.rows.filter(row => row.status !== "ok").map(row => `${row.implementation} ${row.status}: ${row.reason ?? "no reason recorded"}`);
   const why = reasons(cell.rows), order = ranked(cell), pairs = order.flatMap(({best, next}) => [best, next]);

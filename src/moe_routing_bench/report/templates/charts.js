@@ -3,6 +3,8 @@ const charts = page.charts, tall = 250, line = 20, column = 36, tinted = new Map
 function marksOf(chart) {
   return Array.from({length: chart.count}, (_, i) => Object.fromEntries(Object.entries(chart.marks).map(([name, held]) => [name, at(held, i)])));
 }
+// A row of this report, or the address of a row of another page.
+const addressOf = row => row.includes("#") ? row : `#row-${row}`;
 const tint = one => `light-dark(${one.light}, ${one.dark})`;
 const number = (one, most = 4) => one === null || one === undefined ? dash : typeof one === "string" ? one : text(Number(one.toPrecision(most)));
 // A number beside an axis, in few letters: labels of millions, and of millionths, would run into each other.
@@ -34,10 +36,10 @@ function panelOf(chart, marks, room, looks, view) {
   const narrow = names && (longest * 6.2 > room * 0.4 || chart.kind === "matrix" && room - longest * 6.2 < 60 * heads.length), under = narrow ? line : 0, left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
   const wide = Math.max(room, heads.length && left + column * heads.length + asideOf(heads, column * heads.length));  // a panel that needs more scrolls
   const down = names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
-  const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
+  const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? (name === "y" ? chart.rise : null) ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
   const said = name => chart[name].kind === "linear" ? shortIn(fineness(view?.[name] ?? endsOn(chart, marks, name))) : short;
-  const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : axis === chart.x && chart.ends ? {domain: chart.ends} : {})});
-  const counted = chart.x.kind === "log" && chart.x.label === "tokens", fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? `#row-${mark.row}` : null, title = mark => wordsOf(chart, mark);
+  const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : axis === chart.x && chart.ends ? {domain: chart.ends} : axis === chart.y && chart.rise ? {domain: chart.rise} : {})});
+  const counted = chart.x.kind === "log" && chart.x.label === "tokens", fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? addressOf(mark.row) : null, title = mark => wordsOf(chart, mark);
   const options = {
     clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"}, opacity: {type: "identity"}, r: {type: "identity"},
     height: down, x: {...scale(chart.x), ...(counted ? {base: 2} : {}), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(2, Math.min(Math.round(wide / 90), Math.round(long.x / 60))), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : said("x")},
@@ -132,7 +134,7 @@ function numbersOf(chart, marks) {
   made.ontoggle = () => {
     if (made.children.length > 1) return;
     made.append(tableOf("Numbers of the figure", ["panel", "series", chart.x.kind === "names" ? "column" : chart.x.label, chart.y.kind === "names" ? "line" : chart.y.label, "interval", "in words"], marks.map(mark => [
-      mark.panel, mark.row ? element("a", mark.series, {href: `#row-${mark.row}`}) : mark.series, number(mark.x), number(mark.y), chart.kind === "bars" ? "" : between(mark.low, mark.high), mark.says ?? ""])));
+      mark.panel, mark.row ? element("a", mark.series, {href: addressOf(mark.row)}) : mark.series, number(mark.x), number(mark.y), chart.kind === "bars" ? "" : between(mark.low, mark.high), mark.says ?? ""])));
   };
   return made;
 }
@@ -145,7 +147,8 @@ function drawMarks(name) {
   const views = new Map(), scaleOf = panel => (chart.own[panel] ?? chart).x.label, acrossOf = mark => chart.kind === "dots" ? [mark.low, mark.high] : [mark.x_low, mark.x_high];
   // Panels of one x-scale have the same ends, whatever series are switched off.
   const endsOf = panel => { const all = marks.filter(mark => scaleOf(mark.panel) === scaleOf(panel)).flatMap(mark => [mark.x, ...acrossOf(mark).map(end => end ?? mark.x)]); return [Math.min(...all), Math.max(...all)]; };
-  const redraw = () => panels.replaceChildren(...of.map(panel => panelBox({...chart, ...chart.own[panel], ...(chart.shared ? {ends: endsOf(panel)} : {})}, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
+  const rise = chart.level ? endsOn(chart, marks, "y") : null;  // and panels of a level figure have the same heights, too
+  const redraw = () => panels.replaceChildren(...of.map(panel => panelBox({...chart, ...chart.own[panel], ...(chart.shared ? {ends: endsOf(panel)} : {}), rise}, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
   box.replaceChildren(legendOf(chart, hidden, redraw), panels, numbersOf(chart, marks));
   box.append(element("p", [chart.note, chart.from].filter(Boolean).map(text => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" "), {class: "small from"}));
   redraw();

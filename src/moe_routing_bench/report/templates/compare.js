@@ -66,7 +66,7 @@ function ratioOf(a, b) {
   const [one, two] = [recordOf(a), recordOf(b)], [first, second] = [one.implementation, two.implementation];
   if (one.median_us === null || two.median_us === null) return "One of them has no time: nothing can be compared.";
   const sameCell = one.bench === two.bench && one.cell === two.cell, sameCard = card(a) === card(b), found = sameCell && sameCard ? stored(one, two) : null;
-  if (found?.verdict) return `${first} is ${found.verdict === "same" ? "the same within the noise" : found.verdict} (stored verdict): ${timesText(found)} over ${second}, paired block by block.`;
+  if (found?.verdict) return `${first} is ${found.verdict === "same" ? "the same within the noise" : found.verdict} (stored verdict): ${timesText(found)} as fast as ${second}, paired block by block.`;
   const why = !sameCell ? "they are of different cells" : !sameCard ? "they are of different cards" : "none was stored of this pair";
   const pair = found ?? {ratio: two.median_us / one.median_us, low: two.ci_low_us / one.ci_high_us, high: two.ci_high_us / one.ci_low_us};
   return `The time of ${second} over that of ${first}: ${timesText(pair)}${found ? ", paired block by block" : ", as wide as both intervals make it"}. No verdict: ${why}.`;

@@ -1,42 +1,11 @@
-"use strict";
 // The table of rows: what it shows, in which order, what a row opens to, and the part of the address that says so. A row is its place in `page`, which unpack.js has unpacked.
-const byId = id => document.getElementById(id);
-const at = (packed, row) => "all" in packed ? packed.all : "each" in packed ? packed.each[row] : packed.of[packed.at[row]];
 const value = (row, name) => "near" in page.values[name] ? beside(page.values[name].by[row], value(row, page.values[name].near)) : at(page.values[name], row);
-// The number that differs from another by so many units of the last of its five digits.
-function beside(by, other) {
-  if (by === null) return null;
-  const [digits, exponent] = other.toExponential(4).split("e");
-  return Number(Number(`${Math.round(Number(digits) * 10000) + by}e${exponent - 4}`).toPrecision(5));
-}
-const dash = "–", table = byId("rows"), body = table.tBodies[0], inOrder = new Intl.Collator();
+const table = byId("rows"), body = table.tBodies[0], inOrder = new Intl.Collator();
 let heads = [...table.tHead.rows[0].cells];
 
-function text(held) {
-  if (held === null) return dash;
-  if (typeof held === "object") return Object.entries(held).map(([name, one]) => `${name} ${text(one)}`).join(", ");
-  return typeof held === "number" && Math.abs(held) >= 10000 ? held.toLocaleString("en-US", {maximumFractionDigits: 0}) : String(held);
-}
 function shownIn(column, row) {
   const [first, low, high] = column.stem ? column.fields.map(name => brief(value(row, name), true)) : alike(column.fields.map(name => value(row, name)));
   return low === undefined || low === dash ? first : `${first} [${low}, ${high}]`;
-}
-function brief(held, stem) {
-  if (stem && held !== null) return held.replace(/^.*\//, "").replace(/\.[^.]*$/, "");
-  return text(typeof held === "number" && !Number.isInteger(held) ? Number(held.toPrecision(4)) : held);
-}
-// Numbers with as many decimals as the one of them that needs most, such as a median and its ends, which have five digits where four would make them equal; other values as they are said alone.
-function alike(held) {
-  const few = held.map(one => brief(one)), said = new Set(few).size === 1 && new Set(held).size > 1 ? held.map(text) : few;
-  if (!held.every(one => typeof one === "number") || said.some(one => /[^0-9.-]/.test(one))) return said;
-  const decimals = Math.max(...said.map(one => (one.split(".")[1] ?? "").length));
-  return said.map(one => Number(one).toFixed(decimals));
-}
-function element(tag, content = "", attributes = {}) {
-  const made = document.createElement(tag);
-  made.textContent = content;
-  for (const [name, one] of Object.entries(attributes)) made.setAttribute(name, one);
-  return made;
 }
 {% include "filter.js" %}
 const lines = new Map(), chosenRows = [];  // of a row: its line; rows to compare

@@ -147,3 +147,56 @@ class MoEPlusPlus(Learned):
         weight = torch.ones_like(everything[0])
         weight[self.experts :].mul_(self.share)  # assigning a number would be a copy from the host
         return losses.balance(losses.counts(ids, everything.shape[1]), everything, weight)
+
+
+class ExpertThreshold(Learned):
+    """Expert threshold: a token goes to each expert whose logit reaches that expert's moving threshold (2603.11535).
+
+    The threshold of a step is the logit with which an expert would have taken its T·k/E best tokens. Their moving average over past
+    steps decides, with the correction of its start that the authors' code has, so that no other token does: the rule is causal. The
+    weight is the sigmoid of the logit. The source first trains with the batch's own choice (expert choice), and bounds loads around it;
+    both are left out.
+
+    Its state is `average` (E,), `steps`, the number of its updates, and since the last step the thresholds `pending` (E,) of `forwards`.
+    """
+
+    average: Tensor
+    steps: Tensor
+    pending: Tensor
+    forwards: Tensor
+
+    def __init__(self, *args, momentum: float) -> None:
+        """`momentum` is the share of the old average that a step keeps."""
+        super().__init__(*args)
+        self.momentum = momentum
+        self.register_buffer("average", torch.zeros(self.experts))
+        self.register_buffer("steps", torch.zeros(()))
+        self.register_buffer("pending", torch.zeros(self.experts))
+        self.register_buffer("forwards", torch.zeros(()))
+
+    @property
+    def threshold(self) -> Tensor:
+        """The thresholds (E,) that decide; 0 before the first step."""
+        return self.average / torch.where(self.steps > 0, 1 - self.momentum**self.steps, 1.0)
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
+        """Route; ids (T, E) with expert e in column e or -1."""
+        logits = self.logits(x)
+        taken = logits >= self.threshold
+        if self.training:
+            share = max(1, len(logits) * self.top_k // self.experts)
+            self.pending.add_(logits.detach().topk(share, dim=0).values[-1])
+            self.forwards.add_(1)
+        ids, values = by_column(taken), logits.sigmoid()
+        scores = formulas.distribution(values)
+        return Routing(ids, values * taken, self.terms(logits, scores, ids, len(x)), scores)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Take the mean of this step's thresholds over all ranks into the average; without a forward pass nothing changes."""
+        pending, forwards = losses.over_ranks(self.pending), losses.over_ranks(self.forwards)
+        kept = torch.where(forwards > 0, self.momentum, 1.0)
+        self.average.mul_(kept).add_((1 - kept) * pending / forwards.clamp(min=1))
+        self.steps.add_((forwards > 0).float())
+        self.pending.zero_()
+        self.forwards.zero_()

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from moe_routing_kernels.errors import bad
-from moe_routing_kernels.routers.learned import Learned, Routing
+from moe_routing_kernels.routers import formulas
+from moe_routing_kernels.routers.learned import COMMON_LOSSES, Learned, Routing
 
 
 class HashToken(Learned):
@@ -52,6 +53,30 @@ def balanced_table(frequencies: Sequence[float], experts: int, top_k: int) -> np
         table[token] = np.argsort(load, kind="stable")[:top_k]
         load[table[token]] += frequencies[token]
     return table
+
+
+class HashScored(HashToken):
+    """DeepSeek-V4's hash layers: a table chooses the experts of a token id, and a learnt gate weighs them.
+
+    Source: `DeepseekV4HashRouter` of transformers. Weights are the square roots of softplus of the logits, over their sum, times `scale`.
+    """
+
+    takes_network = True
+    known_losses = COMMON_LOSSES
+
+    def __init__(self, *args, scale: float, vocabulary: int, seed: int) -> None:
+        """Draw a table for `vocabulary` token ids from `seed`."""
+        super().__init__(*args, vocabulary=vocabulary, seed=seed)
+        self.scale = scale
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
+        """Look each token up in the table, and weigh its experts by their scores."""
+        logits = self.logits(x)
+        values = formulas.score_sqrtsoftplus_topk(logits)
+        ids = self.table[token_ids.flatten()]
+        weights = formulas.renormalised(values.gather(1, ids.long())) * self.scale
+        scores = formulas.distribution(values)
+        return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
 
 
 class HashPosition(Learned):

@@ -14,6 +14,7 @@ SCORES = {
     "sqrtsoftplus": formulas.score_sqrtsoftplus_topk,
     "softmax": formulas.softmax,
 }
+ELEMENTWISE = ("sigmoid", "sqrtsoftplus")  # scores of an expert that do not depend on the logits of others
 
 
 class BiasedTopk(Learned):
@@ -25,6 +26,9 @@ class BiasedTopk(Learned):
 
     DeepSeek-V3's sequence-wise loss (eq. 17 to 20) counts the top-k of the scores, without bias and groups, as Megatron-LM does; with
     `counted` "routed" it counts the experts that were chosen, so that a bias hides the imbalance from it.
+
+    With a `shared` expert its logit is one more, after those that are chosen from, and its score is part of the sum that renormalises, as in
+    `InklingTopkRouter` of transformers: every token has the id E last, of the kind "shared".
 
     Its state is `bias` (E,) and `load` (E,), the number of tokens of each expert since the last step.
     """
@@ -42,8 +46,15 @@ class BiasedTopk(Learned):
         scale: float,
         rate: float,
         counted: str = "routed",
+        shared: bool = False,
     ) -> None:
-        """A step adds `rate` to a bias or takes it away. Raises `UserError` where the groups do not fit."""
+        """A step adds `rate` to a bias or takes it away. Raises `UserError` where the groups do not fit, and for a shared expert without a
+        renormalisation or with softmax scores, which depend on all logits.
+        """
+        if shared and not (renormalize and score in ELEMENTWISE):
+            allowed = f"renormalize with a score of {' or '.join(ELEMENTWISE)}"
+            raise bad(f"a jointly normalised shared expert for router {args[0].name}", score, allowed)
+        self.extra = ("shared",) * shared
         super().__init__(*args)
         self.counts_scores = pick("counted", counted, ("routed", "scores")) == "scores"
         self.limits = {"groups": groups, "keep_groups": keep_groups, "scale": scale}
@@ -57,7 +68,8 @@ class BiasedTopk(Learned):
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
         """Choose by score and bias, and weigh by the score alone."""
         logits = self.logits(x)
-        values = self.score(logits)
+        everything = self.score(logits)
+        values = everything[:, : self.experts]
         ids, weights = formulas.select(values, self.top_k, self.bias, **self.limits)
         if not self.renormalize:
             weights = values.gather(1, ids.long()) * self.limits["scale"]
@@ -66,6 +78,9 @@ class BiasedTopk(Learned):
         scores = formulas.distribution(values)
         counted = values.topk(self.top_k, dim=1).indices if self.counts_scores else ids
         terms = self.terms(logits, scores, ids, len(x), sequence=lambda: losses.sequence(scores, counted, len(x)))
+        if self.extra:
+            ids = torch.cat([ids, torch.full_like(ids[:, :1], self.experts)], 1)
+            weights = formulas.renormalised(everything.gather(1, ids.long())) * self.limits["scale"]
         return Routing(ids, weights, terms, scores)
 
     @torch.no_grad()
@@ -136,3 +151,51 @@ def balancing_bias(values: Tensor, bias: Tensor, top_k: int) -> Tensor:
     tokens, experts = values.shape
     alpha = (values + bias).topk(top_k + 1, dim=1).values[:, -1:]
     return -(values - alpha).topk(tokens * top_k // experts + 1, dim=0).values[-1]
+
+
+class ZeroExperts(Learned):
+    """LongCat-Flash: top-k' over true and identity experts, with a selection bias that a proportional controller moves.
+
+    Source: LongCat-Flash 2509.01322 section 2.1; `LongcatFlashTopkRouter` of transformers. A step adds μ (k / (k' E) − T_e / (k' T)) to
+    the bias of each true expert, whose load T_e then tends to T·k/E, so that tokens take k true experts on average. The biases of identity
+    experts stay 0. Identity experts have the ids E, E+1, ... and the kind "copy". The balance loss over groups of devices is left out.
+
+    Its state is `bias` (E + zeros,), `load` (E,), the tokens of each true expert since the last step, and `seen`, the number of all tokens.
+    """
+
+    bias: Tensor
+    load: Tensor
+    seen: Tensor
+
+    def __init__(self, *args, zeros: int | None, scale: float, rate: float) -> None:
+        """`zeros` is E/2 by default, as in the source, and k' = k·(E + zeros)/E; `rate` is μ."""
+        experts, top_k = args[2:4]
+        self.extra = ("copy",) * (max(1, experts // 2) if zeros is None else zeros)
+        super().__init__(*args)
+        self.picks = round(top_k * (experts + len(self.extra)) / experts)
+        self.scale, self.rate = scale, rate
+        self.register_buffer("bias", torch.zeros(experts + len(self.extra)))
+        self.register_buffer("load", torch.zeros(experts))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
+        """Choose by probability and bias over E + zeros experts, ids (T, k'), and weigh by the probability alone."""
+        logits = self.logits(x)
+        everything = formulas.softmax(logits)
+        ids = formulas.choose(everything + self.bias, self.picks).int()
+        if self.training:
+            self.load.add_(losses.counts(ids, self.experts))
+            self.seen.add_(len(ids))
+        scores = formulas.softmax(logits[:, : self.experts])
+        weights = everything.gather(1, ids.long()) * self.scale
+        return Routing(ids, weights, self.terms(logits, scores, ids, len(x)), scores)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Move the bias of each true expert by `rate` times what its share of the choices lacks; without a token nothing changes."""
+        load, seen = losses.over_ranks(self.load), losses.over_ranks(self.seen)
+        share = load / (self.picks * seen.clamp(min=1))
+        lacks = torch.where(seen > 0, self.top_k / (self.picks * self.experts) - share, 0.0)
+        self.bias[: self.experts].add_(lacks, alpha=self.rate)
+        self.load.zero_()
+        self.seen.zero_()

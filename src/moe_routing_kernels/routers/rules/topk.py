@@ -3,6 +3,7 @@
 The table names the sources; the choice itself is that of the gate rule in `routers/formulas.py`.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -50,6 +51,33 @@ class OffsetTopk(SoftmaxTopk):
     def logits(self, x: Tensor) -> Tensor:
         """Logits (T, E) float32 of x (B, S, D), the offset included."""
         return super().logits(x) + self.offset
+
+
+class GemmaTopk(SoftmaxTopk):
+    """Gemma 4's router: its input is normalised and scaled by learnt factors, and so are the weights, per expert.
+
+    Source: `Gemma4TextRouter` of transformers. The logits are those of x / rms(x) · s / sqrt(D), with s (D,); a weight is the softmax over
+    the k, times the expert's own factor, of which nothing keeps the sign.
+    """
+
+    def __init__(self, *args, **options: Any) -> None:
+        """Both factors start at one; options as in `SoftmaxTopk`."""
+        super().__init__(*args, **options)
+        dim = args[1]
+        self.input_scale = nn.Parameter(torch.ones(dim))
+        self.expert_scale = nn.Parameter(torch.ones(self.experts))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Logits (T, E) float32 of the normalised and scaled x (B, S, D)."""
+        dim = x.shape[-1]
+        with learned.without_autocast(x):
+            scaled = nn.functional.rms_norm(x.float(), (dim,), eps=1e-6) * self.input_scale * dim**-0.5
+        return super().logits(scaled)
+
+    def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
+        """Route by the logits, and scale each weight by its expert's factor."""
+        routing = super().forward(x, token_ids, positions)
+        return replace(routing, weights=routing.weights * self.expert_scale[routing.ids.long()])
 
 
 class SwitchTop1(Learned):

@@ -1,0 +1,151 @@
+"""Figures of the page of a platform: over tokens, prefill and decode on one axis, at most six series, equal scales in all panels.
+
+Series are ours, which is `auto` where it was measured and else the fastest of our kernels, and those others that are fastest most often; or one
+line per format of weights, and the fastest other.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.answers import pairs
+from moe_routing_bench.answers.stored import Cell, Row
+from moe_routing_bench.config.axes import AXES, PRESET
+from moe_routing_bench.figures import chart, palette
+from moe_routing_bench.figures.chart import Chart, Scale
+from moe_routing_bench.report.packing import packed
+from moe_routing_bench.report.platform import address
+from moe_routing_bench.report.row_data import row_id
+from moe_routing_bench.report.script_data import chart_data
+
+MOST_SERIES, MOST_PANELS = 6, 6
+OURS, OTHER = "ours", "fastest other"
+_LABELS = ("tokens", "phase", "model")  # axes that cells of one panel may differ in
+FORMATS = ("weights", "packed")
+
+
+def plain(cell: Cell) -> bool:
+    """Whether weights and rows have the format of the activations."""
+    return all(cell.axes.get(name) in (None, cell.axes.get("dtype")) for name in FORMATS)
+
+
+def _groups(cells: Iterable[Cell], but: Sequence[str], several: bool = False) -> dict[str, list[Cell]]:
+    """Cells that differ in these axes alone, under their name, those with most numbers of tokens first; no more than have room.
+
+    `several`: those with one format of weights are left out where others have more.
+    """
+    found: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        key = tuple((name, value) for name, value in cell.axes.items() if name not in but)
+        found.setdefault((cell.bench, key), []).append(cell)
+    order = sorted(found.values(), key=lambda group: -len({cell.axes["tokens"] for cell in group}))
+    forms = [group for group in order if several and len({cell.axes["weights"] for cell in group}) > 1]
+    order = forms or order
+    long = [group for group in order if len({cell.axes["tokens"] for cell in group}) > 1]
+    named: dict[str, list[Cell]] = {}
+    for group in (long or order)[:MOST_PANELS]:
+        named.setdefault(_name(group[0], but, group), []).extend(group)
+    return named
+
+
+def _name(cell: Cell, but: Sequence[str], group: Sequence[Cell]) -> str:
+    """The model, or the sizes, and what else is not usual."""
+    model = next((one.rows[0]["model"] for one in group if one.rows[0]["model"]), None)
+    sizes = [
+        f"{AXES[name].prefix}={cell.axes[name]}"
+        for name in ("hidden", "intermediate", "experts", "top_k")
+        if cell.axes.get(name)
+    ]
+    rest = []
+    for name, value in cell.axes.items():
+        axis = AXES[name]
+        usual = cell.axes.get(axis.follows) if axis.follows else axis.default
+        if value not in (None, usual) and name not in (*but, *PRESET, "seed"):
+            rest.append(f"{name.replace('_', ' ')} {value}")
+    return " ".join([f"{cell.bench},", *([model] if model else sizes), *rest]).rstrip(",")
+
+
+def against_others(cells: Sequence[Cell]) -> dict[str, Any] | None:
+    """Ours and up to five others over tokens, in a panel per set of sizes."""
+    groups = _groups(cells, _LABELS)
+    shown = [cell for group in groups.values() for cell in group]
+    first, there = Counter(), Counter()
+    for cell in shown:
+        mine = pairs.ours(cell)
+        others = [row["implementation"] for row in cell.timed if row["implementation"] not in mine]
+        there.update(others)
+        first.update(others[:1])
+    order = sorted(there, key=lambda name: (-first[name], -there[name], name))[: MOST_SERIES - 1]
+    records = []
+    for panel, group in groups.items():
+        for cell in group:
+            own = pairs.own(cell)
+            records += [_mark(panel, OURS, cell, own)] if own else []
+            records += [
+                _mark(panel, row["implementation"], cell, row) for row in cell.timed if row["implementation"] in order
+            ]
+    return drawn(records, [OURS, *order])
+
+
+def formats(cells: Sequence[Cell]) -> dict[str, Any] | None:
+    """The fastest of ours with each format of weights over tokens, in a panel per set of sizes, and the fastest other."""
+    groups = _groups([cell for cell in cells if "weights" in cell.axes], (*_LABELS, *FORMATS), several=True)
+    counts = Counter(cell.axes["weights"] for group in groups.values() for cell in group if pairs.own(cell))
+    usual = [name for name in counts if any(plain(cell) and cell.axes["weights"] == name for cell in cells)]
+    order = sorted(counts, key=lambda name: (name not in usual, -counts[name], name))[: MOST_SERIES - 1]
+    records = []
+    for panel, group in groups.items():
+        for tokens in sorted({cell.axes["tokens"] for cell in group}):
+            same = [cell for cell in group if cell.axes["tokens"] == tokens]
+            for form in order:
+                records += _fastest(panel, form, [cell for cell in same if cell.axes["weights"] == form], pairs.own)
+            records += _fastest(panel, OTHER, [cell for cell in same if cell.axes["weights"] in order], pairs.rival)
+    return drawn(records, [*order, OTHER])
+
+
+def _fastest(
+    panel: str, series: str, cells: Sequence[Cell], which: Callable[[Cell], Row | None]
+) -> list[dict[str, Any]]:
+    held = [(row, cell) for cell in cells if (row := which(cell))]
+    if not held:
+        return []
+    row, cell = min(held, key=lambda pair: pair[0]["median_us"])
+    return [_mark(panel, series, cell, row)]
+
+
+def _mark(panel: str, series: str, cell: Cell, row: Row) -> dict[str, Any]:
+    form = cell.axes.get("weights")
+    kinds = [cell.axes["phase"], *([form] if form and form != cell.axes.get("dtype") else [])]
+    return {
+        "panel": panel,
+        "series": series,
+        "x": cell.axes["tokens"],
+        "y": row["median_us"],
+        "low": row["ci_low_us"],
+        "high": row["ci_high_us"],
+        "says": f"{row['implementation']}, {', '.join(kinds)}, run {cell.run}",
+        "doubt": chart.doubts(row),
+        "row": f"{address(cell.run)}#row-{row_id(row)}",
+    }
+
+
+def drawn(records: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[str, Any] | None:
+    """A figure of such marks as the page draws it, with equal scales in all panels; None without marks."""
+    if not records:
+        return None
+    there = [name for name in order if any(one["series"] == name for one in records)]
+    colors = dict(zip(there, palette.PALETTE, strict=False))
+    one = Chart(
+        "lines",
+        Scale(chart.TOKENS, "log"),
+        Scale("µs", "log"),
+        chart.marks(list(map(dict, records))),
+        colors,
+        pd.DataFrame(),
+        shared=True,
+    )
+    data = chart_data(one)
+    data["marks"]["row"] = packed([record["row"] for record in records])
+    return data | {"level": True}

@@ -1,0 +1,158 @@
+"""The pages of a platform: a form that asks all of its published runs, quality, seed documents, and a page per model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from moe_routing_bench.answers import nearest, said
+from moe_routing_bench.answers.ask import MEASURED, ask
+from moe_routing_bench.answers.stored import Cell
+from moe_routing_bench.comparison import origins
+from moe_routing_bench.figures import FIGURES, footer
+from moe_routing_bench.quantities import count
+from moe_routing_bench.report import page, platform, platform_sections, render, words
+from moe_routing_bench.report.seeds.section import section
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a published run that its platform's pages show: rows, training runs, adaptations, and profiles of replayed seed documents."""
+
+    rows: pd.DataFrame
+    trained: pd.DataFrame | None = None
+    adapted: pd.DataFrame | None = None
+    profiles: Sequence[Mapping[str, Any]] = ()
+
+
+def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[str, Any], former: bool = False) -> None:
+    """Write the pages of a platform's published runs to the folder `out`.
+
+    `tables` are those of its runs, `models` the presets by name. `former`: the report of a run without a name was copied to this folder; it
+    moves to `platform.FORMER`, and the page leads addresses of its rows there.
+    """
+    cells = platform.read(name)
+    known = _models(cells, models)
+    qualities, seeds = _qualities(tables), _seeds(tables)
+    tabs = (
+        {"Speed": "index.html"}
+        | ({"Quality": "quality.html"} if qualities else {})
+        | ({"Seeds": "seeds.html"} if seeds else {})
+    )
+    first = next(iter(tables.values())).rows
+    card = footer.distinct(first[origins.column(first)])
+    shared = {
+        "heading": f"Mixture-of-Experts kernels on {card}",
+        "title": f"moe-routing-bench: {name}",
+        "about": f"{count(sum(len(cell.timed) for cell in cells), 'time')} of {count(len([one for one in cells if one.timed]), 'cell')} from {count(len(tables), 'published run')} on {card}.",
+        "tabs": list(tabs.items()),
+        "root": "../",
+        "method": words.ANY_METHOD,
+    }
+    if former:
+        (out / "index.html").replace(out / platform.FORMER)
+    parts = platform_sections.sections(cells)
+    charts = {one.name: one.chart for one in parts if one.chart}
+    data = platform.page_data(name, cells, models) | {
+        "charts": charts,
+        "sections": {one.name: one.cells for one in parts},
+    }
+    data["rules"]["former"] = platform.FORMER if former else None
+    page.write_platform(
+        out / "index.html",
+        "Speed",
+        data,
+        **shared,
+        far=f"{nearest.FAR:g}",
+        models=[name for name, mine in known.items() if mine],
+        others=[name for name, mine in known.items() if not mine],
+        sections=parts,
+        runs=[_run(run, one, cells) for run, one in tables.items()],
+    )
+    if qualities:
+        drawn = {figure.name: figure.chart for _, _, figures in qualities for figure in figures}
+        page.write_platform(out / "quality.html", "Quality", {"charts": drawn}, **shared, qualities=qualities)
+    if seeds:
+        page.write_platform(out / "seeds.html", "Seeds", {}, **shared, seeds=seeds)
+    for model, mine in known.items():
+        _write_model(model, mine, out / model / "index.html", shared, answers(model, name))
+
+
+def _models(cells: Sequence[Cell], models: Mapping[str, Any]) -> dict[str, list[Cell]]:
+    """The cells of each preset's sizes."""
+    sizes = {
+        name: {axis: getattr(one, axis) for axis in platform_sections.SIZES}
+        for name, one in models.items()
+        if not one.unsupported
+    }
+    return {name: platform_sections.of_model(cells, sizes[name]) if name in sizes else [] for name in sorted(models)}
+
+
+TOKENS = (1, 64, 4096)  # that a model's page is asked about
+
+
+def answers(model: str, name: str) -> list[tuple[int, list[str]]]:
+    """What `ask` says of a model on a platform, by tokens of the batch: the fastest and its cell, and ours against others, or what is missing."""
+    found = []
+    for tokens in TOKENS:
+        answer = ask(model, tokens=tokens, platform=name)
+        shown = len(answer["instead_of"]) + 2 + bool(answer["ours"]) if answer["kind"] == MEASURED else 1
+        found.append((tokens, [text.strip() for text in said.lines(answer)[:shown]]))
+    return found
+
+
+def _write_model(
+    model: str, cells: Sequence[Cell], out: Path, shared: Mapping[str, Any], found: Sequence[tuple[int, list[str]]]
+) -> None:
+    parts = platform_sections.model_sections(cells)
+    here = shared | {
+        "heading": f"{model}: {shared['heading']}",
+        "title": f"{model} on {shared['title'].partition(': ')[2]}, moe-routing-bench",
+        "about": f"Layers, experts, training steps and whole models of the sizes of {model}: {platform_sections.tally(cells)}",
+        "tabs": [(name, f"../{address}") for name, address in shared["tabs"]] + [(model, "index.html")],
+        "root": "../../",
+    }
+    charts = {one.name: one.chart for one in parts if one.chart}
+    lines = list(map(platform_sections.line, cells))
+    data = {"charts": charts} if charts else {}
+    columns = platform_sections.COLUMNS
+    page.write_platform(out, model, data, **here, answers=found, sections=parts, columns=columns, lines=lines)
+
+
+def _run(run: str, tables: Tables, cells: Sequence[Cell]) -> dict[str, str]:
+    mine = [cell for cell in cells if cell.run == run]
+    return {
+        "name": run,
+        "address": platform.address(run),
+        "day": max(cell.day for cell in mine) if mine else "–",
+        "benches": ", ".join(dict.fromkeys(cell.bench for cell in mine)),
+        "rows": str(len(tables.rows)),
+    }
+
+
+def _qualities(tables: Mapping[str, Tables]) -> list[tuple[tuple[str, str], dict[str, Any], list[Any]]]:
+    """The name and address of each run with training runs, what the section on quality shows, and the figures, under names of their own."""
+    found = []
+    for run, one in tables.items():
+        if one.trained is not None:
+            sources = {"quality": one.trained, "perft": one.adapted}
+            drawn = [
+                render.figure(name, sources[entry.source]) for name, entry in FIGURES.items() if entry.source in sources
+            ]
+            named = [
+                replace(figure, name=f"{figure.name}-{len(found)}" if found else figure.name)
+                for figure in drawn
+                if figure.chart
+            ]
+            found.append(
+                ((run, platform.address(run)), {"quality": render.quality_of(one.trained, one.adapted)}, named)
+            )
+    return found
+
+
+def _seeds(tables: Mapping[str, Tables]) -> list[tuple[tuple[str, str], dict[str, Any]]]:
+    """The name and address of each run that replays a seed document, and the tables of both."""
+    found = [(run, section(one.rows, run.partition(".")[2], one.profiles)) for run, one in tables.items()]
+    return [((run, platform.address(run)), {"seed": seed}) for run, seed in found if seed]

@@ -1,0 +1,152 @@
+"""What the page of a platform shows by operation: cells in sections, a figure of each, and how ours compare with the fastest others."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from moe_routing_bench.answers import pairs
+from moe_routing_bench.answers.stored import Cell, Row
+from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.axes import AXES, PRESET
+from moe_routing_bench.figures import chart
+from moe_routing_bench.quantities import count, digits
+from moe_routing_bench.report.platform import address, is_seed
+from moe_routing_bench.report.platform_charts import FORMATS, against_others, formats, plain
+from moe_routing_bench.report.row_data import row_id
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page. `cells` are places in the list of all cells; `chart` is None where nothing was measured."""
+
+    name: str
+    title: str
+    text: str
+    cells: list[int] = field(default_factory=list)
+    caption: str = ""
+    chart: dict[str, Any] | None = None
+
+
+_RANKED = tuple(name for name, bench in BENCHES.items() if "ranks" in bench.axes)
+# name, title, benches, which of their cells, whether lines are formats
+_SECTIONS: Sequence[tuple[str, str, tuple[str, ...], Callable[[Cell], bool], bool]] = (
+    ("layers", "Whole layers: prefill and decode", ("layer",), plain, False),
+    ("quantised", "Quantised weights", ("layer", "experts"), lambda cell: True, True),
+    ("routing", "Routing", ("routing", "gate", "router", "permute", "pack", "combine"), lambda cell: True, False),
+    ("training", "A training step of a layer", ("training",), lambda cell: True, False),
+    ("whole-models", "Whole models", ("model",), lambda cell: True, False),
+    ("ranks", "Several GPUs", _RANKED, lambda cell: True, False),
+)
+
+
+def sections(cells: Sequence[Cell]) -> list[Section]:
+    """The sections of these cells, without those of replayed seed documents, whose sizes are of these documents."""
+    return [_section(cells, *one) for one in _SECTIONS]
+
+
+def _section(
+    cells: Sequence[Cell],
+    name: str,
+    title: str,
+    benches: tuple[str, ...],
+    keep: Callable[[Cell], bool],
+    by_format: bool,
+) -> Section:
+    mine = [
+        place
+        for place, cell in enumerate(cells)
+        if cell.bench in benches and cell.timed and keep(cell) and not is_seed(cell.run)
+    ]
+    kept = [cells[place] for place in mine]
+    if not kept:
+        return Section(name, title, f"No published row of {', '.join(benches)} on this platform.")
+    drawn = formats(kept) if by_format else against_others([one for one in kept if one.bench == kept_bench(kept)])
+    caption = _FORMATS_SAID if by_format else _OTHERS_SAID
+    return Section(name, title, tally(kept), mine, caption, drawn)
+
+
+_OTHERS_SAID = (
+    "Median time of a call over tokens of the batch, prefill and decode on one axis. Ours is auto where it was measured, and else the fastest of our kernels; the others are those "
+    "that are fastest among others most often. Hover over a point for the kernel, its phase and its interval."
+)
+_FORMATS_SAID = (
+    "The fastest of our kernels with each format of the experts' weights, and the fastest of other packages with any of these formats. "
+    "Hover over a point for the kernel, its phase and its interval."
+)
+
+
+def kept_bench(cells: Iterable[Cell]) -> str:
+    """The widest of the benches of these cells: the one with most stages, which its figure shows."""
+    return max({cell.bench for cell in cells}, key=lambda name: (len(BENCHES[name].stages), name))
+
+
+def tally(cells: Sequence[Cell]) -> str:
+    """In how many cells ours is faster or slower than the fastest other, by verdict."""
+    both = [(own, other) for cell in cells if (own := pairs.own(cell)) and (other := pairs.rival(cell))]
+    verdicts = Counter(pairs.pair(own, other).verdict for own, other in both)
+    told = [f"{how} in {verdicts[how]}" for how in (pairs.FASTER, pairs.SLOWER) if verdicts[how]]
+    rest = len(both) - verdicts[pairs.FASTER] - verdicts[pairs.SLOWER]
+    told += [f"not told apart in {rest}"] if rest else []
+    lone = len(cells) - len(both)
+    alone = f"; {lone} more {'has' if lone == 1 else 'have'} no time of ours or of another" if lone else ""
+    if not both:
+        return f"{count(len(cells), 'cell')}, none with a time of both ours and another package."
+    return f"{count(len(cells), 'cell')}. Against the fastest of other packages, torch included, ours is {', '.join(told)} of {len(both)}{alone}."
+
+
+SIZES = tuple(name for name in PRESET if AXES[name].kind is int)
+COLUMNS = ("stage", "T", "phase", "formats", "ours, µs", "fastest other, µs", "ours is", "run")
+_OF_MODEL = {
+    "layer": "Whole layers",
+    "experts": "Experts alone",
+    "training": "A training step of a layer",
+    "model": "Whole models",
+}
+
+
+def of_model(cells: Sequence[Cell], sizes: Mapping[str, Any]) -> list[Cell]:
+    """The cells with a time of layers, experts, training steps and models of these sizes, by stage, tokens and formats."""
+    found = [
+        cell
+        for cell in cells
+        if cell.timed and cell.bench in _OF_MODEL and all(cell.axes.get(name) == sizes[name] for name in SIZES)
+    ]
+    return sorted(
+        found, key=lambda one: (list(_OF_MODEL).index(one.bench), one.axes["tokens"], one.axes.get("weights") or "")
+    )
+
+
+def model_sections(cells: Sequence[Cell]) -> list[Section]:
+    """A section per stage that has cells: a line per format of weights, or ours and others where a stage has no formats."""
+    found = []
+    for bench, title in _OF_MODEL.items():
+        if mine := [cell for cell in cells if cell.bench == bench]:
+            by_format = len({cell.axes.get("weights") for cell in mine}) > 1
+            figure = formats(mine) if by_format else against_others(mine)
+            caption = _FORMATS_SAID if by_format else _OTHERS_SAID
+            found.append(Section(bench, title, tally(mine), caption=caption, chart=figure))
+    return found
+
+
+def line(cell: Cell) -> list[tuple[str, str]]:
+    """A cell as texts of `COLUMNS`, each with the address that it leads to, or none."""
+    own, other = pairs.own(cell), pairs.rival(cell)
+    kinds = dict.fromkeys(str(cell.axes[name]) for name in ("dtype", *FORMATS) if cell.axes.get(name))
+    return [
+        (cell.bench, ""),
+        (str(cell.axes["tokens"]), ""),
+        (cell.axes["phase"], ""),
+        (", ".join(kinds), ""),
+        _timed(cell, own),
+        _timed(cell, other),
+        (pairs.pair(own, other).text if own and other else "–", ""),
+        (cell.run, f"../{address(cell.run)}"),
+    ]
+
+
+def _timed(cell: Cell, row: Row | None) -> tuple[str, str]:
+    if row is None:
+        return "–", ""
+    doubt = " ?" if chart.doubts(row) else ""
+    return f"{row['implementation']} {digits(row['median_us'])}{doubt}", f"../{address(cell.run)}#row-{row_id(row)}"

@@ -1,0 +1,156 @@
+// The page of a platform: one form for all of its published rows. What is asked stands in the address.
+const rules = page.rules, form = byId("question"), controls = new Map();
+const cells = publishedCells(page, rules);
+
+// The form: a control per axis, and "" leaves it open.
+const SHOWN = ["tokens", "phase", "weights", "dtype", "skew", "top_k", "tp", "ep", "ranks"], MORE = ["hidden", "intermediate", "experts", "router", "activation", "capacity_factor", "packed", "layout", "sampler"];
+const axisOf = name => rules.axes.find(axis => axis.name === name);
+function control(name, label, says, made) {
+  const box = element("label", `${label} `, {title: says});
+  made.name = name;
+  box.append(made);
+  controls.set(name, made);
+  return box;
+}
+function chooser(choices) {
+  const made = element("select");
+  made.append(...choices.map(([value, text]) => element("option", text, {value})));
+  return made;
+}
+function field(name) {
+  const axis = axisOf(name), usual = rules.usual[name];
+  if (axis.scale === "name") return control(name, axis.label, axis.says, chooser([["", usual ? `${usual} (usual)` : rules.empty[name] ?? "any"], ...rules.known[name].map(one => [one, one])]));
+  const options = element("datalist", "", {id: `known-${name}`});
+  options.append(...rules.known[name].map(one => element("option", "", {value: one})));
+  const made = element("input", "", {type: "number", min: axis.scale === "linear" ? 0 : "any", step: "any", list: options.id, placeholder: rules.empty[name] ?? "any"});
+  const box = control(name, axis.label, axis.says, made);
+  box.append(options);
+  return box;
+}
+function build() {
+  const benches = [["", "whole layer, else experts"], ...Object.keys(rules.reads).map(name => [name, rules.measured.includes(name) ? name : `${name} (not measured)`])];
+  const models = [["", "sizes of my own"], ...Object.keys(rules.models).map(name => [name, name]), ...Object.keys(rules.unsupported).map(name => [name, name])];
+  const more = element("details"), rest = element("div", "", {class: "controls"});
+  more.append(element("summary", "more"), rest);
+  form.append(control("model", "model", "its sizes and routing rule", chooser(models)), ...SHOWN.map(field), control("bench", "stage", "what is timed", chooser(benches)));
+  rest.append(...MORE.map(field), control("implementations", "implementations", "parts of names that the cell must have times of, with commas between them", element("input", "", {type: "text", placeholder: "any"})));
+  form.append(more);
+  form.oninput = () => { refused = []; show(); };
+  form.onchange = () => history.replaceState(null, "", `#ask?${new URLSearchParams(Object.entries(given()))}`);
+}
+const given = () => Object.fromEntries([...controls].map(([name, made]) => [name, made.value.trim()]).filter(([, one]) => one !== ""));
+function questionOf(held) {
+  return Object.fromEntries(Object.entries(held).map(([name, one]) => [name, name === "implementations" ? one.split(",").map(part => part.trim()).filter(Boolean) : axisOf(name) && axisOf(name).scale !== "name" ? Number(one) : one]));
+}
+let refused = [];
+const canBe = (name, one) => Number.isFinite(Number(one)) && (axisOf(name).scale === "log" ? Number(one) > 0 : Number(one) >= 0);
+function takes(name, one) {
+  const made = controls.get(name);
+  return made?.options ? [...made.options].some(option => option.value === one) : Boolean(made) && (name === "implementations" || canBe(name, one));
+}
+function restore(all) {
+  refused = [...all].filter(([name, one]) => !takes(name, one)).map(([name, one]) => `${name} ${one}`);
+  const held = new Map([...all].filter(([name, one]) => takes(name, one)));
+  for (const [name, made] of controls) made.value = held.get(name) ?? "";
+  show();
+}
+
+const toRow = (row, cell, text = row.implementation) => breaking(element("a", "", {href: `${rules.runs[cell.run].address}#row-${row.id}`}), text);
+const marksOfRow = row => doubts(row).length ? element("span", doubts(row).join(", "), {class: "marks"}) : dash;
+const axesSaid = cell => rules.axes.filter(({name, default: usual, follows}) => name in cell.axes && cell.axes[name] !== null && name !== "seed" && (["tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "phase"].includes(name) || cell.axes[name] !== (follows ? cell.axes[follows] : usual)))
+  .map(axis => `${["T", "H", "I", "E", "k"].includes(axis.prefix) ? `${axis.prefix}=` : `${axis.name.replaceAll("_", " ")} `}${general(cell.axes[axis.name])}`).join(", ");
+// The question that a cell answers exactly, as a link.
+function linkTo(cell, text, but = {}) {
+  const asked = {...given(), ...but};
+  return element("a", text, {href: `#ask?${new URLSearchParams(Object.entries(asked).filter(([, one]) => one !== null && one !== undefined && one !== ""))}`});
+}
+const terminal = () => `moe-routing-bench ask ${Object.entries(given()).map(([name, one]) => name === "model" ? one : `--${name.replaceAll("_", "-")} ${/^[\w.,:+-]+$/.test(one) ? one : `'${one}'`}`).sort((a, b) => a.startsWith("--") - b.startsWith("--")).join(" ")} --platform ${rules.platform}`;
+function show() {
+  const held = given(), wrong = Object.entries(held).filter(([name, one]) => controls.get(name).type === "number" && !canBe(name, one)).map(([name, one]) => `${axisOf(name).label} cannot be ${one}.`);
+  byId("same").textContent = terminal();
+  if (wrong.length) { byId("said").textContent = wrong.join(" "); byId("shown").replaceChildren(); return; }
+  const answer = answerOf(questionOf(held), cells, rules);
+  byId("said").replaceChildren(...(answer.kind === MEASURED ? measuredWords(answer) : refusedWords(answer)));
+  if (refused.length) byId("said").append(` Left out of the question, because this page does not know it: ${refused.join(", ")}.`);
+  byId("shown").replaceChildren(...(answer.kind === MEASURED ? measuredParts(answer) : []));
+  performance.mark("answered");
+}
+function refusedWords({missing, nearest}) {
+  return [element("strong", "Not measured."), " ", element("span", `${missing.join(". ")}.`, {id: "near"}), nearest ? ` A cell more than ${rules.rule.far} octaves away, or of another format or phase, does not answer.` : "", " The line below, in a terminal, prints the command that measures it."];
+}
+function measuredWords({nearest, cell, sentence, fastest, instead_of}) {
+  const how = nearest.gaps.length ? `${away(nearest.octaves)}: ${nearest.gaps.map(gap => gapSaid(gap, rules)).join("; ")}` : "measured as asked";
+  return [...instead_of.flatMap(one => [`Not measured: ${one}. `]), element("strong", `${nearest.gaps.length ? "Nearest measured cell: " : ""}${sentence}: ${time(fastest)} µs.`), " ",
+    element("span", `${cell.bench}, ${axesSaid(cell)} (${how}).`, {id: "near"})];
+}
+function measuredParts(answer) {
+  const {cell, fastest, ours, against, compared, lacking: without, format, ignored} = answer, rows = timed(cell);
+  const lines = rows.map(row => [toRow(row, cell, `${row.implementation}${isOurs(row, rules) ? " (ours)" : ""}`), time(row), row === fastest ? dash : breaking(element("span"), shortPair(pairOf(row, fastest))), marksOfRow(row), limitText(row),
+    row.peak_memory_bytes === null ? dash : `${brief(row.peak_memory_bytes / 2 ** 20)}`, row.energy_mj_per_token === null ? dash : String(Number(row.energy_mj_per_token.toPrecision(2)))]);
+  const parts = [element("p", ours ? `Ours, ${ours.implementation}${ours === fastest ? "" : ` (${time(ours)} µs)`}: ${against ? pairText(against) : "no other package has a time here"}.` : "No kernel of ours has a time here.", {id: "ours"})];
+  if (compared.length) parts.push(element("p", `${compared.map(pair => `${pair.name} is ${pairText(pair)}`).join("; ")}.`));
+  if (without.length) parts.push(element("p", `No time within ${rules.rule.far} octaves of an implementation with ${without.join(", ")} in its name.`));
+  if (ignored.length) parts.push(element("p", `${cell.bench} does not depend on ${ignored.join(", ")}.`));
+  if (format) parts.push(element("p", lossText(format), {id: "loses"}));
+  parts.push(tableOf("Implementations, fastest first", ["implementation", "µs [95 %]", `as fast as ${fastest.implementation}`, "marks", "share of the limit", "peak MiB", "mJ per token"], lines), small(...notesOf(cell)));
+  return [...parts, ...overParts(answer), small(...originOf(cell, fastest))];
+}
+// A pair in a column whose heading names the other; without a stored ratio it is of both medians (~).
+const shortPair = pair => `${pair.paired ? "" : "~"}${timesText(pair)} (${pair.verdict ?? "no verdict"})`;
+function limitText(row) {
+  const found = limitOf(row);
+  return found ? `${share(found.share)} (${found.binds === "node" ? "empty graph node" : "roofline"})` : dash;
+}
+function lossText({weights, weight_snr_db, output_snr_db, usable}) {
+  if (output_snr_db === null) return `${weights}: what it loses has no row.`;
+  return `${weights}: signal-to-noise ${weight_snr_db.toFixed(1)} dB of weights, ${output_snr_db.toFixed(1)} dB of outputs${usable ? "" : "; of no use, whatever its speed"}.`;
+}
+function notesOf(cell) {
+  const failed = cell.rows.filter(row => row.status !== "ok").map(row => `${row.implementation} ${row.status}: ${row.reason ?? "no reason recorded"}`), why = reasons(cell.rows);
+  return [timed(cell).slice(1).some(row => !pairOf(row, timed(cell)[0]).paired) ? "~: the rows hold no ratio of these two; it is of both medians. " : "", why.length ? ` Suspect: ${why.join("; ")}.` : "", timed(cell).some(warm) ? " L2 may be warm: what calls read before inputs come round again is less than four times as large." : "", failed.length ? ` Without a time: ${failed.join("; ")}.` : ""];
+}
+function originOf(cell, fastest) {
+  const run = rules.runs[cell.run], stack = [["driver", fastest.driver], ["torch", fastest.torch_version], ["CUDA", fastest.cuda_version]].filter(([, one]) => one).map(([name, one]) => `, ${name} ${one}`).join("");
+  return ["From ", element("a", `run ${cell.run}`, {href: run.address}), `, version ${cell.version ?? "unknown"} (${(fastest.git_sha ?? "unknown").slice(0, 7)}), ${fastest.gpu_name ?? "CPU"}, ${cell.day}${stack}${cell.older ? `; older code: ${cell.bench} or its measurement has changed since` : ""}. Again: `, element("code", cell.command), "."];
+}
+// What would change with T, the format, the skew and the device: measured points alone.
+function overParts({cell, over_tokens, over_formats, over_skew}) {
+  const made = [], told = one => one.told_apart === false ? " (not told apart)" : "";
+  if (over_tokens.length > 1) made.push(element("h3", "Over T"), tableOf("Fastest at each number of tokens", ["T", "phase", "fastest", "µs [95 %]", "marks", "ours", "fastest other"], over_tokens.map(one => {
+    const own = ownOf(one.cell, rules), other = rivalOf(one.cell, rules);
+    return [linkTo(one.cell, String(one.tokens), {tokens: one.tokens, phase: one.phase}), one.phase, element("span", `${one.fastest}${told(one)}`), time(one.row), marksOfRow(one.row), own ? `${own.implementation} ${brief(own.median_us)}` : dash, other ? toRow(other, one.cell, `${other.implementation} ${brief(other.median_us)}`) : dash];
+  })));
+  if (over_formats.length > 1) made.push(element("h3", "Over formats"), tableOf("Fastest with each format", ["weights", "rows", "fastest", "µs [95 %]", "marks", "signal-to-noise of outputs, dB"], over_formats.map(one => [
+    linkTo(one.cell, one.weights, {weights: one.weights, packed: one.packed === one.cell.axes.dtype ? null : one.packed, bench: cell.bench}), one.packed ?? dash, toRow(one.row, one.cell, `${one.fastest}${told(one)}`), time(one.row), marksOfRow(one.row), one.loss?.output_snr_db == null ? dash : `${one.loss.output_snr_db.toFixed(1)}${one.loss.usable ? "" : " (of no use)"}`])));
+  if (over_skew.length) {
+    const line = small(`Time of ${over_skew[0].implementation} at other skews, over that here: `);
+    line.id = "over-skew";
+    over_skew.forEach((one, i) => line.append(i ? "; " : "", linkTo(one.cell, general(one.skew), {skew: one.skew}), `: ${timesText(one)}`));
+    made.push(line);
+  }
+  if (cell.elsewhere.length) made.push(element("p", cell.elsewhere.map(one => `On ${one.platform}: ${one.fastest} ${brief(one.median_us)} µs.`).join(" ")));
+  return made;
+}
+// An address: a question, a part of this page, or a part of the report that stood at this address before.
+function follow() {
+  const part = location.hash.slice(1);
+  if (part.startsWith("ask")) restore(new URLSearchParams(part.split("?")[1] ?? new URLSearchParams(rules.opening).toString()));
+  else if (part && !byId(part) && rules.former) location.replace(`${rules.former}${location.hash}`);
+}
+build();
+restore(new URLSearchParams(rules.opening));
+follow();
+addEventListener("hashchange", follow);
+// The cells of a section as a table, made when it is opened.
+const pairIn = (own, other) => own && other ? breaking(element("span", "", {class: "verdict"}), pairText(pairOf(own, other))) : dash;
+function cellLines(places) {
+  return places.map(place => {
+    const cell = cells[place], own = ownOf(cell, rules), other = rivalOf(cell, rules), time_ = row => row ? toRow(row, cell, `${row.implementation} ${brief(row.median_us)}${doubts(row).length ? " ?" : ""}`) : dash;
+    const exact = Object.fromEntries(Object.entries(cell.axes).filter(([name, one]) => controls.has(name) && one !== null));
+    const link = element("a", axesSaid(cell), {href: `#ask?${new URLSearchParams({bench: cell.bench, ...exact})}`});
+    return [cell.bench, cell.model ?? dash, link, time_(own), time_(other), pairIn(own, other)];
+  });
+}
+document.querySelectorAll("details.cells").forEach(box => box.addEventListener("toggle", () => {
+  if (box.children.length < 2) box.append(tableOf("Cells", ["stage", "model", "cell", "ours, µs", "fastest other, µs", "ours is"], cellLines(page.sections[box.dataset.section])), small("?: suspect, not converged, or the cache may be warm. A cell's name asks its question."));
+}));

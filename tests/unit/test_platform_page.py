@@ -1,0 +1,186 @@
+"""The page of a platform in a real browser: questions to all published runs, models, figures, and what it says of where rows come from."""
+
+import contextlib
+import html
+import json
+import re
+import shutil
+import time
+
+import pytest
+from test_questions import arguments
+
+from browser import CONTRAST, GOOD, asked, loaded
+from moe_routing_bench.answers.ask import ask
+from moe_routing_bench.cli.report import rows_of
+from moe_routing_bench.packages import PACKAGE
+from moe_routing_bench.report import platform, platform_charts, platform_pages, platform_sections
+from moe_routing_bench.study import models
+
+pytestmark = pytest.mark.slow
+
+ROOT = PACKAGE.parents[1]
+NAME = "nvidia-h200"
+
+
+@pytest.fixture(autouse=True)
+def _in_checkout(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The pages of the H200, of its rows alone: without training runs."""
+    out = tmp_path_factory.mktemp("site") / NAME
+    out.mkdir()
+    (out / "index.html").write_text("the report of the run without a name")
+    with contextlib.chdir(ROOT):
+        tables = {name: platform_pages.Tables(rows_of("measurements", name)) for name in (NAME, f"{NAME}.decode")}
+        platform_pages.write(NAME, tables, out, models(), former=True)
+    return out
+
+
+SEEN = """const seen = () => ({said: byId("said").innerText, ours: byId("ours")?.innerText, same: byId("same").textContent, shown: byId("shown").innerText, hash: location.hash,
+    rows: [...document.querySelectorAll("#shown tbody a")].map(one => one.getAttribute("href"))});
+    const set = (name, value) => { const made = document.querySelector(`#question [name=${name}]`); made.value = value;
+        made.dispatchEvent(new Event("input", {bubbles: true})); made.dispatchEvent(new Event("change", {bubbles: true})); };"""
+ASKED = (
+    ["deepseek-v3", "--tokens", "64"],
+    ["qwen3-30b-a3b", "--tokens", "1", "--weights", "int4"],
+    ["qwen3-30b-a3b", "--tokens", "16384", "--weights", "fp8"],
+    ["deepseek-v3", "--ranks", "8"],
+    ["olmoe-1b-7b", "--phase", "training"],
+    ["qwen3-30b-a3b", "--bench", "routing", "--tokens", "4096"],
+)
+
+
+def test_a_form_and_an_address_ask_all_runs(folder):
+    """What the page shows is what `ask` says: sentence, pair, distance; the cell's rows are links into the report of its run."""
+    values = [arguments(words) for words in ASKED]
+    parts = []
+    for model, axes in values:
+        given = ({"model": model} if model else {}) | axes
+        parts.append(
+            f"restore(new URLSearchParams({json.dumps({k: str(v) for k, v in given.items()})})); found.push(seen());"
+        )
+    found = asked(folder / "index.html", f"{SEEN} const found = []; {' '.join(parts)} return found;")
+    for (model, axes), got in zip(values, found, strict=True):
+        answer = ask(model, platform=NAME, **axes)
+        if answer["kind"] == "refused":
+            assert got["said"].startswith("Not measured.") and all(text in got["said"] for text in answer["missing"])
+            assert got["same"].startswith(f"moe-routing-bench ask {model} ")
+            continue
+        assert answer["sentence"] in got["said"] and all(
+            gap["text"] in got["said"] for gap in answer["nearest"]["gaps"]
+        )
+        assert answer["against"] is None or answer["against"]["text"] in got["ours"]
+        assert answer["ours"] is None or f"Ours, {answer['ours']['implementation']}" in got["ours"]
+        assert answer["command"] in got["shown"] and answer["nearest"]["run"] in got["shown"]
+        assert any(link.startswith(f"{platform.address(answer['nearest']['run'])}#row-") for link in got["rows"])
+
+
+def test_the_form_keeps_its_question_in_the_address(folder):
+    found = asked(
+        folder / "index.html",
+        f'{SEEN} set("model", "deepseek-v3"); set("tokens", "8"); set("tokens", "-1"); const wrong = seen(); set("tokens", "64"); return [wrong, seen()];',
+    )
+    assert found[0]["said"] == "T cannot be -1." and found[1]["hash"] == "#ask?model=deepseek-v3&tokens=64"
+    assert found[1]["same"] == f"moe-routing-bench ask deepseek-v3 --tokens 64 --platform {NAME}"
+    again = asked(folder / "index.html", f"{SEEN} return seen()", part="ask?model=deepseek-v3&tokens=64&vibes=good")
+    assert (
+        again["said"] == found[1]["said"] + " Left out of the question, because this page does not know it: vibes good."
+    )
+
+
+def test_addresses_of_the_former_report_lead_to_it(folder):
+    """Rows of the run without a name had their addresses here."""
+    assert (folder / platform.FORMER).read_text() == "the report of the run without a name"
+    with loaded(folder / "index.html") as shown:
+        shown.value("setTimeout(() => { location.hash = '#row-0123456789'; }, 10); 0")
+        deadline, place = time.monotonic() + 60, ""
+        while not place.endswith(f"/{platform.FORMER}#row-0123456789") and time.monotonic() < deadline:
+            with contextlib.suppress(AssertionError):  # the page that is asked may be leaving
+                place = shown.value("location.pathname + location.hash")
+        assert place.endswith(f"/{platform.FORMER}#row-0123456789")
+
+
+@pytest.mark.parametrize("width", [1440, 768, 390])
+def test_figures_have_six_series_and_equal_scales(folder, width):
+    """Hollow where a time is suspect, in both themes; no page is wider than its window; the answer is there before the figures."""
+    script = """%s const charts_ = Object.keys(page.charts); charts_.forEach(drawChart);
+        const ends = name => [...new Set([...document.querySelectorAll(`#chart-${name} svg[aria-label$=marks]`)].map(svg => { const y = svg.querySelectorAll("[aria-label='y-axis tick label'] text"); return [...y].map(one => one.textContent).join(); }))];
+        const marks = performance.getEntriesByType("mark").map(one => one.name);
+        return {poor: poor(), names: charts_, series: charts_.map(name => page.charts[name].legend.length), scales: charts_.map(name => ends(name).length), hollow: charts_.map(name => document.querySelectorAll(`#chart-${name} svg[aria-label$=marks] [aria-label=dot] [fill="var(--page)"]`).length), doubted: charts_.map(name => marksOf(page.charts[name]).filter(isDoubtful).length),
+            order: [marks.indexOf("answered"), marks.indexOf("drawn")], wide: document.documentElement.scrollWidth, inner: innerWidth};"""
+    with loaded(folder / "index.html", width=width) as shown:
+        shown.value(
+            "new Promise(done => { const wait = () => typeof drawChart === 'function' ? done() : setTimeout(wait, 50); wait(); })"
+        )
+        found = json.loads(shown.value(f"JSON.stringify((() => {{ {script % CONTRAST} }})())"))
+        assert not shown.console()
+    assert {"layers", "quantised", "routing"} <= set(found["names"])
+    assert max(found["series"]) <= platform_charts.MOST_SERIES and set(found["scales"]) == {1}
+    assert found["hollow"] == found["doubted"] and sum(found["hollow"]) > 10
+    assert 0 <= found["order"][0] < found["order"][1] and found["wide"] <= found["inner"]
+    assert found["poor"] == GOOD
+
+
+def test_a_section_opens_to_its_cells(folder):
+    """As many as it says, each with ours, the fastest other and their ratio; a cell's name is its own question, which is answered as asked."""
+    script = """const box = document.querySelector("details[data-section=layers]"); box.open = true; box.dispatchEvent(new Event("toggle"));
+        const lines = [...box.querySelectorAll("tbody tr")], links = lines.map(one => one.cells[2].querySelector("a").getAttribute("href"));
+        const said = links.map(link => { restore(new URLSearchParams(link.slice("#ask?".length))); return byId("near").innerText; });
+        return {said, summary: box.querySelector("summary").innerText, ratio: lines.map(one => one.cells[5].innerText)};"""
+    found = asked(folder / "index.html", script)
+    assert f"All {len(found['said'])} cells" in found["summary"] and len(found["said"]) > 10
+    assert all("measured as asked" in text for text in found["said"])
+    assert sum("x as fast as" in text or " as fast as " in text for text in found["ratio"]) > 10
+
+
+def test_a_page_per_measured_model(folder):
+    """Lines per format and the fastest other; every cell of its sizes in the table, which leads to rows; the page leads back to Ask."""
+    page = folder / "deepseek-v3/index.html"
+    text = page.read_text()
+    cells = platform_sections.of_model(
+        platform.read(NAME), {name: getattr(models()["deepseek-v3"], name) for name in platform_sections.SIZES}
+    )
+    table = text[text.index('id="model-cells"') : text.index("</table>", text.index('id="model-cells"'))]
+    assert table.count("<tr>") == len(cells) + 1 and 'href="../index.html#ask?model=deepseek-v3"' in text
+    assert {"../../nvidia-h200.decode/index.html", "../../nvidia-h200.layers/index.html"} <= {
+        link.partition("#")[0] for link in re.findall(r'href="([^"]+)"', table)
+    }
+    with loaded(page) as shown:
+        shown.value(
+            "new Promise(done => { const wait = () => typeof drawChart === 'function' ? done() : setTimeout(wait, 50); wait(); })"
+        )
+        series = shown.value("Object.values(page.charts).map(one => one.legend.map(entry => entry.name))")
+        assert not shown.console()
+    assert any({"bf16", platform_charts.OTHER} <= set(names) for names in series)
+
+
+def test_every_preset_has_an_address(folder):
+    """What `ask` says of it, also where its sizes were not measured or cannot be; the first page leads to all."""
+    first = (folder / "index.html").read_text()
+    assert all(f'href="{name}/index.html"' in first and (folder / name / "index.html").is_file() for name in models())
+    for model, tokens in (("kimi-k2", 64), ("qwen3-30b-a3b", 64), ("glm-4.5", 4096)):
+        text = html.unescape((folder / model / "index.html").read_text())
+        answer = ask(model, tokens=tokens, platform=NAME)
+        wanted = [answer["sentence"]] if answer["kind"] == "measured" else answer["missing"]
+        assert all(one in text for one in wanted)
+    none = next(name for name, one in models().items() if one.unsupported)
+    assert models()[none].unsupported in html.unescape((folder / none / "index.html").read_text())
+
+
+def test_pages_are_light(folder):
+    assert all(path.stat().st_size < 5e6 for path in folder.glob("**/*.html"))
+
+
+def test_a_platform_of_named_runs_alone(tmp_path, monkeypatch):
+    """Routing alone was measured on it, so that its page opens with routing; it has no page of another run."""
+    shutil.copytree(ROOT / "results/nvidia-h100-80gb-hbm3", tmp_path / "results/other.mine")
+    monkeypatch.chdir(tmp_path)
+    cells = platform.read("other")
+    assert cells and platform.opening(cells) == {"bench": "routing"}
+    kinds = {one.name: one for one in platform_sections.sections(cells)}
+    assert kinds["routing"].cells and not kinds["layers"].cells and kinds["layers"].chart is None
+    assert kinds["ranks"].text.startswith("No published row of")
