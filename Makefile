@@ -83,7 +83,7 @@ figures: .venv/.report ## draw figures and report again from published measureme
 	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)
 	.venv/bin/moe-routing-bench report --platform $(PLATFORM)
 
-site: .venv/.report ## build the reports of all published runs from their rows, and the site in site/ (4 to 8 minutes)
+site: .venv/.report ## build a page per GPU and the reports of all published runs in site/ (4 to 8 minutes)
 	.venv/bin/moe-routing-bench site --rebuild
 
 PICTURES := nvidia-h200.layers/crossover nvidia-h200/bandwidth

@@ -56,13 +56,14 @@ COLLECTED = (
     "cutlass.cute",
     "torch._dynamo.testing",
 )  # what our tests import
-SOCKET = "forks.sock"
+SOCKET, STARTER = "forks.sock", "starter"  # files of the folder: the socket, and the pid of the process that made it
 SHARED = "MOE_ROUTING_BENCH_TEST_PROGRAMS"  # the variable that names the folder to workers of pytest
 
 
 @functools.cache
 def programs() -> Path:
-    """A folder for PATH with the programs; the first call of one starts the process, which `stop` ends."""
+    """A folder for PATH with the programs; the first call of one starts the process, which `stop` ends. One that a pytest above has
+    started serves the pytest that a test starts, too."""
     if shared := os.environ.get(SHARED):
         return Path(shared)
     folder = Path(tempfile.mkdtemp(prefix="mrb-", dir="/tmp"))  # a socket's path must be short
@@ -76,6 +77,7 @@ def programs() -> Path:
     (folder / "python").write_text(INTERPRETER.format(**{name: shlex.quote(str(word)) for name, word in words.items()}))
     for program in folder.iterdir():
         program.chmod(0o755)
+    (folder / STARTER).write_text(str(os.getpid()))
     return folder
 
 
@@ -88,6 +90,8 @@ def environment(*sources: Path, forked: bool = True) -> dict[str, str]:
 
 def share() -> None:
     """Start the process, which workers of pytest that this one starts then use, too."""
+    if SHARED in os.environ:
+        return
     program = programs() / "moe-routing-bench"
     os.environ[SHARED] = str(program.parent)
     # Silent: where pytest ends at once, its folder is gone before it is ready. Whoever needs it says so where it is not there.
@@ -95,9 +99,9 @@ def share() -> None:
 
 
 def stop() -> None:
-    """End the process, if there is one."""
-    os.environ.pop(SHARED, None)
-    if programs.cache_info().currsize:
+    """End the process, if this one has started it."""
+    if programs.cache_info().currsize and (programs() / STARTER).read_text() == str(os.getpid()):
+        os.environ.pop(SHARED, None)
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(programs() / SOCKET))
             pid, *_ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))

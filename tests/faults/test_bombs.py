@@ -15,7 +15,7 @@ from moe_routing_bench import parquet_sizes
 from moe_routing_bench.store import parquet
 
 READ = """
-import resource, sys
+import re, resource, sys
 from pathlib import Path
 from moe_routing_bench.config import huggingface, load
 from moe_routing_bench.figures import foreign
@@ -38,7 +38,8 @@ for name in sys.argv[1:]:
             print(name, "accepted")
         except UserError as error:
             print(error)
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# Not `ru_maxrss`, which also has the peak of the process that started this one: subprocess shares its memory until the program begins.
+print(*re.findall(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text()))
 """
 
 

@@ -45,12 +45,13 @@ def test_what_is_asked_of_linux(monkeypatch) -> None:
 @pytest.mark.parametrize("one", [processes, server])
 def test_children_of_all_threads_are_counted(one, tmp_path, monkeypatch) -> None:
     """A thread that ends meanwhile has none."""
-    (tmp_path / "first").write_text("12 345 ")
-    (tmp_path / "second").write_text("6 ")
-    (tmp_path / "third").write_text("")
-    paths = [str(tmp_path / name) for name in ("first", "gone", "third", "second")]
-    monkeypatch.setattr(one.glob, "glob", {"/proc/self/task/*/children": paths}.__getitem__)
-    assert one.offspring() == {12, 345, 6}
+    for name, text in {"first": "12 345 ", "second": "6 ", "third": ""}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "children").write_text(text)
+    threads = [f"../../..{tmp_path}/{name}" for name in ("first", "gone", "third", "second")]
+    with monkeypatch.context() as system:
+        system.setattr(os, "listdir", {"/proc/self/task": threads}.__getitem__)
+        assert one.offspring() == {12, 345, 6}
 
 
 class Children:

@@ -3,11 +3,14 @@
 import json
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 
+from moe_routing_bench import packages
 from moe_routing_bench.cli.status import ENGINE, plan
 from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, Run
-from moe_routing_bench.quality import costs, run_rows
+from moe_routing_bench.quality import code, costs, family, run_rows
 from moe_routing_bench.store import paths
 
 RUN = Run(
@@ -77,3 +80,43 @@ def test_the_command_adds_up_the_runs_of_a_config(tmp_path, monkeypatch, capsys)
     plan(config_json=config, platform="nvidia-h200")
     told = capsys.readouterr().out
     assert "stored, of other rules" in told and "estimated" not in told
+
+
+@pytest.mark.parametrize(
+    ("change", "stored"),
+    [({}, True), ({"code_fingerprint": "older"}, False), ({"steps": 9}, False), ({"causal": False}, False)],
+)
+def test_the_noise_of_a_plan_is_that_of_stored_rows_of_its_code_and_size(
+    tmp_path, monkeypatch, capsys, change, stored
+) -> None:
+    """Three rules and four seeds; else the plan says what it assumes."""
+    monkeypatch.chdir(tmp_path)
+    common = {"corpora": {"stdlib": 1000}, "dim": 64, "steps": 1000}
+    entry = {"label": "a", "router": ["softk", "base"], "seed": [1, 2], "lr": 0.1} | common
+    config = json.dumps({"seed": 17, "device": "cpu", "grid": GRID, "quality": [entry]})
+    run = Run(dim=64, steps=1000, corpora={"stdlib": 1000})
+    draw = np.random.default_rng(0)
+    losses = 1.5 + draw.normal(0, 0.1, (4, 1)) + draw.normal(0, 0.02, (4, 3))
+    fields = {name: getattr(run, name) for name in (*costs.SHAPE, "batch", "steps", "network", "label", "purpose")}
+    fields |= {
+        "schema_version": run_rows.SCHEMA_VERSION,
+        "causal": True,
+        "code_fingerprint": packages.fingerprint(code.training_files()),
+    }
+    rows = [
+        fields
+        | {"run": f"{rule}{seed}", "router": rule, "seed": seed, "step": 1000, "bits_per_byte": losses[seed, i]}
+        | change
+        for seed in range(4)
+        for i, rule in enumerate(("softk", "base", "remoe"))
+    ]
+    paths.quality("nvidia-h200").parent.mkdir(parents=True)
+    run_rows.write(paths.quality("nvidia-h200"), rows, run.spec)
+    plan(config_json=config, platform="nvidia-h200")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("a, 2 seeds"))
+    noise = family.family(pd.DataFrame(losses)).noise
+    assert noise != pytest.approx(family.NOISE, rel=0.1)
+    said = f"at a noise of {noise:.2g} bits (that of 3 stored contestants of this code and size, 4 seeds)"
+    assert line.endswith(said if stored else f"at a noise of {family.NOISE:.2g} bits ({family.ASSUMED})")
+    needed = family.seeds_needed(noise if stored else family.NOISE, 2)
+    assert f"by {needed} seeds for one pair" in line

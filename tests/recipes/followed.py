@@ -12,8 +12,6 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-import forks
-
 ROOT = Path(__file__).parents[2]
 RECIPES = dict(re.findall(r"^## (Add .*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs/extending.md").read_text(), re.M | re.S))
 BLOCK = re.compile(
@@ -84,7 +82,7 @@ def tree(folder: Path) -> None:
 
 def environment(folder: Path) -> dict[str, str]:
     """The variables of a program that imports the sources of a copy, without those of the pytest that runs it."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", forks.SHARED))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     return inherited | {"PYTHONPATH": str(folder / "src"), "MOE_ROUTING_BENCH_DEVICE": "cpu"}
 
 

@@ -192,5 +192,6 @@ def test_no_recipe_turns_a_test_red(tmp_path: Path) -> None:
     tests = [test for path in sorted(files) for test in noticing.tests(path)]
     assert len(tests) > 200
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow", *tests]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    variables = environment(tmp_path) | {forks.SHARED: str(forks.programs())}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

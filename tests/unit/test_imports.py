@@ -226,6 +226,13 @@ def test_what_snakemake_reads_loads_no_torch():
     check_loads_none([*WITHOUT_TORCH, *modules], "torch", "triton", "cutlass")
 
 
+def test_collect_imports_scipy_where_a_run_needs_it() -> None:
+    """Few runs have slow noise, or few twins; the import takes half a second."""
+    check_loads_none(
+        [f"moe_routing_bench.comparison.{name}" for name in ("recomputed", "verdicts", "anomalies")], "scipy"
+    )
+
+
 def test_help_and_version_need_no_library_of_data() -> None:
     """They take as long as Python and Typer: a command's module is imported when it is called."""
     libraries = ["numpy", "pandas", "pydantic", "pyarrow", "scipy", "torch", "yaml", "moe_routing_bench.benches"]

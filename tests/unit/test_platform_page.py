@@ -40,6 +40,7 @@ def folder(tmp_path_factory):
     return out
 
 
+DRAWN = "new Promise(done => { const wait = () => typeof drawChart === 'function' ? done() : setTimeout(wait, 50); wait(); })"
 SEEN = """const seen = () => ({said: byId("said").innerText, ours: byId("ours")?.innerText, same: byId("same").textContent, shown: byId("shown").innerText, hash: location.hash,
     rows: [...document.querySelectorAll("#shown tbody a")].map(one => one.getAttribute("href"))});
     const set = (name, value) => { const made = document.querySelector(`#question [name=${name}]`); made.value = value;
@@ -107,22 +108,41 @@ def test_addresses_of_the_former_report_lead_to_it(folder):
 @pytest.mark.parametrize("width", [1440, 768, 390])
 def test_figures_have_six_series_and_equal_scales(folder, width):
     """Hollow where a time is suspect, in both themes; no page is wider than its window; the answer is there before the figures."""
-    script = """%s const charts_ = Object.keys(page.charts); charts_.forEach(drawChart);
+    script = """%s const charts_ = Object.keys(page.charts).filter(name => name !== "asked"); charts_.forEach(drawChart);
         const ends = name => [...new Set([...document.querySelectorAll(`#chart-${name} svg[aria-label$=marks]`)].map(svg => { const y = svg.querySelectorAll("[aria-label='y-axis tick label'] text"); return [...y].map(one => one.textContent).join(); }))];
         const marks = performance.getEntriesByType("mark").map(one => one.name);
-        return {poor: poor(), names: charts_, series: charts_.map(name => page.charts[name].legend.length), scales: charts_.map(name => ends(name).length), hollow: charts_.map(name => document.querySelectorAll(`#chart-${name} svg[aria-label$=marks] [aria-label=dot] [fill="var(--page)"]`).length), doubted: charts_.map(name => marksOf(page.charts[name]).filter(isDoubtful).length),
+        return {poor: poor(), names: charts_, series: charts_.map(name => page.charts[name].legend.length), scales: charts_.filter(name => page.charts[name].level).map(name => ends(name).length), kinds: charts_.map(name => page.charts[name].kind), hollow: charts_.map(name => document.querySelectorAll(`#chart-${name} svg[aria-label$=marks] [aria-label=dot] [fill="var(--page)"]`).length), doubted: charts_.map(name => marksOf(page.charts[name]).filter(isDoubtful).length),
             order: [marks.indexOf("answered"), marks.indexOf("drawn")], wide: document.documentElement.scrollWidth, inner: innerWidth};"""
     with loaded(folder / "index.html", width=width) as shown:
-        shown.value(
-            "new Promise(done => { const wait = () => typeof drawChart === 'function' ? done() : setTimeout(wait, 50); wait(); })"
-        )
+        shown.value(DRAWN)
         found = json.loads(shown.value(f"JSON.stringify((() => {{ {script % CONTRAST} }})())"))
         assert not shown.console()
     assert {"layers", "quantised", "routing"} <= set(found["names"])
     assert max(found["series"]) <= platform_charts.MOST_SERIES and set(found["scales"]) == {1}
+    assert dict(zip(found["names"], found["kinds"], strict=True))["training"] == "dots", (
+        "one number of tokens is no line"
+    )
     assert found["hollow"] == found["doubted"] and sum(found["hollow"]) > 10
     assert 0 <= found["order"][0] < found["order"][1] and found["wide"] <= found["inner"]
     assert found["poor"] == GOOD
+
+
+def test_an_answer_draws_ours_and_the_fastest_other_over_tokens(folder):
+    """The points of the table over T; another answer draws another figure, or none where one number of tokens was measured."""
+    script = """restore(new URLSearchParams({model: "deepseek-v3", tokens: "64"}));
+        const seen = () => [...document.querySelectorAll("#chart-asked svg[aria-label$=marks] [aria-label=dot] path")].length;
+        const marks = marksOf(page.charts.asked), first = seen(), times = marks.map(one => [one.series, one.x, one.y]);
+        restore(new URLSearchParams({model: "olmoe-1b-7b", phase: "training"}));
+        return {first, times, after: seen()};"""
+    with loaded(folder / "index.html") as shown:
+        shown.value(DRAWN)
+        found = json.loads(shown.value(f"JSON.stringify((() => {{ {script} }})())"))
+        assert not shown.console()
+    answer = ask("deepseek-v3", tokens=64, platform=NAME)
+    tokens = {step["tokens"] for step in answer["over_tokens"]}
+    assert {x for _, x, _ in found["times"]} == tokens and found["first"] == len(found["times"]) > len(tokens)
+    assert ["ours", 64, answer["ours"]["median_us"]] in found["times"]
+    assert ["fastest other", 64, answer["other"]["median_us"]] in found["times"] and found["after"] == 0
 
 
 def test_a_section_opens_to_its_cells(folder):
@@ -150,9 +170,7 @@ def test_a_page_per_measured_model(folder):
         link.partition("#")[0] for link in re.findall(r'href="([^"]+)"', table)
     }
     with loaded(page) as shown:
-        shown.value(
-            "new Promise(done => { const wait = () => typeof drawChart === 'function' ? done() : setTimeout(wait, 50); wait(); })"
-        )
+        shown.value(DRAWN)
         series = shown.value("Object.values(page.charts).map(one => one.legend.map(entry => entry.name))")
         assert not shown.console()
     assert any({"bf16", platform_charts.OTHER} <= set(names) for names in series)

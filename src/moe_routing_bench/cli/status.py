@@ -12,7 +12,9 @@ import typer
 
 from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import duration
-from moe_routing_bench.quality import costs, run_rows
+from moe_routing_bench.grid.run_spec import Run as Planned
+from moe_routing_bench.packages import fingerprint
+from moe_routing_bench.quality import code, costs, run_rows
 from moe_routing_bench.quality import plan as training
 from moe_routing_bench.quantities import count, counts
 from moe_routing_bench.store import cell_files, paths, records
@@ -142,7 +144,8 @@ def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platf
     if not runs:
         raise bad("config.quality", "no runs", "at least one entry")
     stored = {paths.quality(name) for name in (folder, folder.partition(".")[0])}
-    rows = [row for path in sorted(stored) if path.is_file() for row in run_rows.read(path).to_pylist()]
+    tables = [run_rows.read(path) for path in sorted(stored) if path.is_file()]
+    rows = [row for table in tables for row in table.to_pylist()]
     entries = costs.by_entry(runs.values(), costs.speeds(rows, ENGINE))
     print(f"{'entry':<28} {'runs':>5} {'tokens each':>12} {'s each':>8} {'GPU s':>8}  speed")
     total, bases = 0.0, set()
@@ -157,13 +160,25 @@ def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platf
     for label, source in dict.fromkeys((run.label, run.lr_source) for run in runs.values() if run.lr_source):
         mine = {run.router: run.lr for run in runs.values() if (run.label, run.lr_source) == (label, source)}
         print(f"{label}: learning rates of {source}: {', '.join(f'{router} {lr:g}' for router, lr in mine.items())}")
-    family = importlib.import_module("moe_routing_bench.quality.family")  # scipy takes a second
-    for label in dict.fromkeys(run.label for run in runs.values() if run.purpose == "final"):
-        mine = [run for run in runs.values() if (run.label, run.purpose) == (label, "final")]
-        if (rules := len({run.router for run in mine})) > 1:
-            seeds = len({run.seed for run in mine})
-            print(
-                f"{label}, {count(seeds, 'seed')}: {family.power_of_equivalence(family.NOISE, rules)}, at a noise of {family.NOISE:g}"
-            )
+    for line in _power(runs.values(), rows):
+        print(line)
     if costs.ESTIMATED in bases:
         print("estimated: for one NVIDIA H200, by constants that were not measured with this engine")
+
+
+def _power(runs: Iterable[Planned], rows: list[dict[str, Any]]) -> Iterable[str]:
+    """How many seeds show equal rules of each entry to be equivalent, at the noise that rows of the same code and sizes have."""
+    import pandas as pd  # with scipy, in compare and family, it takes a second
+
+    compare, family = (importlib.import_module(f"moe_routing_bench.quality.{name}") for name in ("compare", "family"))
+    finals = compare.finals(pd.DataFrame(rows)) if rows else pd.DataFrame()
+    finals = finals[compare.refusals(finals) == ""] if len(finals) else finals
+    today = fingerprint(code.training_files())
+    final = [run for run in runs if run.purpose == "final"]
+    for label in dict.fromkeys(run.label for run in final):
+        mine = [run for run in final if run.label == label]
+        if (rules := len({run.router for run in mine})) > 1:
+            sizes = {name: getattr(mine[0], name) for name in (*costs.SHAPE, "batch", "steps")}
+            noise, basis = family.stored_noise(finals, sizes, today)
+            seeds = count(len({run.seed for run in mine}), "seed")
+            yield f"{label}, {seeds}: {family.power_of_equivalence(noise, rules)}, at a noise of {noise:.2g} bits ({basis})"

@@ -23,6 +23,12 @@ from moe_routing_kernels.implementations import ranked
 BENCH = "layer"
 _VERSIONS = ("torch_version", "triton_version", "cutlass_dsl_version", "driver")
 _WHOLE = ("tokens", "experts", "top_k", "hidden", "intermediate")
+# The columns that entries are made of, a sixth of all.
+NEEDED = (
+    *("bench", "cell", "implementation", "configuration", "plugin", "status", "phase", "model", "ep"),
+    *("gpu_name", "median_us", "best_verdict", "suspect", "suspect_reason", "started_at", "git_sha", "git_dirty"),
+    *(*SIZES, *SHARED, *_VERSIONS),
+)
 
 
 def entries(rows: pd.DataFrame, run: str) -> list[Entry]:

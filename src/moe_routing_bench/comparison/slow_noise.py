@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.intervals import CONFIDENCE, winsorised
@@ -78,6 +77,8 @@ def interval(values: np.ndarray, known: Shares) -> tuple[float, float, float] | 
     says; None for too few values."""
     if (varied := _varied(values)) is None:
         return None
+    from scipy import special  # takes half a second to import, which few runs need
+
     n, (deviations, middle) = len(values), varied
     kept, models = len(middle), _models(n)
     squares = deviations @ models.spreads @ deviations

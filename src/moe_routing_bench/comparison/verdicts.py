@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from scipy import special
 
 LEAST = 0.005  # of |ln ratio|: what no twins can take a floor below
 LEAST_TWINS = 5  # fewer say nothing of a percentile: those of a wider class are taken
@@ -53,6 +52,8 @@ def floor(gaps: pd.Series) -> float:
     """
     found = [LEAST, float(np.quantile(gaps, QUANTILE, method="higher"))]
     if len(gaps) < MANY_TWINS:
+        from scipy import special  # takes half a second to import
+
         found.append(float(np.sqrt(np.mean(np.square(gaps))) * special.stdtrit(len(gaps) / 2, 1 - RATE / 2)))
     return max(found)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import glob
 import os
 import signal
 import threading
@@ -52,10 +51,16 @@ def first_to_go() -> None:
 
 def offspring() -> set[int]:
     """The children of this process, ended ones included."""
+    return _children("self")
+
+
+def _children(process: object) -> set[int]:
+    """The children of all threads of a process; none where it has ended. Listed: `glob` takes five times as long."""
     pids: set[int] = set()
-    for path in glob.glob("/proc/self/task/*/children"):
-        with contextlib.suppress(*_GONE), open(path, encoding="ascii") as file:  # the thread has ended
-            pids.update(map(int, file.read().split()))
+    with contextlib.suppress(*_GONE):
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with contextlib.suppress(*_GONE), open(f"/proc/{process}/task/{thread}/children", "rb") as file:
+                pids.update(map(int, file.read().split()))
     return pids
 
 
@@ -96,11 +101,9 @@ def descendants(pid: int) -> set[int]:
     found: set[int] = set()
     waiting = [pid]
     while waiting:
-        for path in glob.glob(f"/proc/{waiting.pop()}/task/*/children"):
-            with contextlib.suppress(*_GONE), open(path, encoding="ascii") as file:
-                children = set(map(int, file.read().split())) - found
-                found |= children
-                waiting += children
+        children = _children(waiting.pop()) - found
+        found |= children
+        waiting += children
     return found
 
 

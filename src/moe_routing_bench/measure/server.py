@@ -8,7 +8,6 @@ import ast
 import contextlib
 import ctypes
 import gc
-import glob
 import importlib
 import json
 import os
@@ -187,9 +186,9 @@ def answer(connection: socket.socket, memory: "Memory") -> None:
 def offspring() -> "set[int]":
     """The children of this process, ended ones included."""
     pids: set[int] = set()
-    for path in glob.glob("/proc/self/task/*/children"):
-        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:  # the thread has ended
-            pids.update(map(int, file.read().split()))
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/self/task/{thread}/children", "rb") as file:
+            pids.update(map(int, file.read().split()))  # unless the thread has ended
     return pids
 
 

@@ -5,8 +5,9 @@ equivalent only where two one-sided tests show the effect to be less than a decl
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,8 @@ from moe_routing_kernels.errors import bad
 ALPHA = 0.05
 MARGIN = 0.01  # bits per byte
 TOST = "TOST"
-NOISE = 0.0087  # bits per byte between seeds of a rule: that of the 85 stored runs with E=8, where no rows of a study are stored
+NOISE = 0.0087  # bits per byte between seeds of a rule, where no rows of the same code and sizes are stored: `ASSUMED` says of what
+ASSUMED = "assumed, as no rows of this code and size are stored: that of 65 causal runs with E=8, of older code"
 _MOST_SEEDS = 1000
 POWER = 0.8
 # What runs have in common that are compared: width, tokens, batches and text; whose numbers of experts may differ.
@@ -165,6 +167,23 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
     ]
     more = float(stats.t.ppf(POWER, freedom)) if known.any() else np.nan
     return Family(pairs, variance**0.5, float((reach + more) * np.median(errors)) if len(pairs) else np.nan)
+
+
+def stored_noise(rows: pd.DataFrame, sizes: Mapping[str, Any], code: str) -> tuple[float, str]:
+    """The noise of a run in bits per byte, and what it is from: the contest with the most of these final rows that are of the code and the sizes.
+
+    `NOISE`, which is `ASSUMED`, where there is none with noise to estimate: two rules and two seeds or more.
+    """
+    if len(rows):
+        same = (rows["code_fingerprint"] == code) & rows["causal"].astype(bool)
+        for name, value in sizes.items():
+            same &= rows[name] == value
+        for _, group in sorted(rows[same].groupby("label"), key=lambda one: -len(one[1])):
+            noise = family(by_seed(group.drop_duplicates(["contestant", "seed"]), "bits_per_byte")).noise
+            if np.isfinite(noise):
+                rules, seeds = group["contestant"].nunique(), group["seed"].nunique()
+                return noise, f"that of {rules} stored contestants of this code and size, {seeds} seeds"
+    return NOISE, ASSUMED
 
 
 def seeds_needed(noise: float, rules: int, pairs: int = 1, margin: float = MARGIN) -> int | None:

@@ -22,7 +22,7 @@ from moe_routing_bench.report.script_data import chart_data
 
 MOST_SERIES, MOST_PANELS = 6, 6
 OURS, OTHER = "ours", "fastest other"
-_LABELS = ("tokens", "phase", "model")  # axes that cells of one panel may differ in
+LABELS = ("tokens", "phase", "model")  # axes that cells of one panel may differ in
 FORMATS = ("weights", "packed")
 
 
@@ -58,18 +58,23 @@ def _name(cell: Cell, but: Sequence[str], group: Sequence[Cell]) -> str:
         for name in ("hidden", "intermediate", "experts", "top_k")
         if cell.axes.get(name)
     ]
-    rest = []
+    return " ".join([f"{cell.bench},", *([model] if model else sizes), *unusual(cell, but)]).rstrip(",")
+
+
+def unusual(cell: Cell, but: Sequence[str]) -> list[str]:
+    """What else a cell has that is not the default, without sizes and these axes."""
+    found = []
     for name, value in cell.axes.items():
         axis = AXES[name]
         usual = cell.axes.get(axis.follows) if axis.follows else axis.default
         if value not in (None, usual) and name not in (*but, *PRESET, "seed"):
-            rest.append(f"{name.replace('_', ' ')} {value}")
-    return " ".join([f"{cell.bench},", *([model] if model else sizes), *rest]).rstrip(",")
+            found.append(f"{name.replace('_', ' ')} {value}")
+    return found
 
 
 def against_others(cells: Sequence[Cell]) -> dict[str, Any] | None:
     """Ours and up to five others over tokens, in a panel per set of sizes."""
-    groups = _groups(cells, _LABELS)
+    groups = _groups(cells, LABELS)
     shown = [cell for group in groups.values() for cell in group]
     first, there = Counter(), Counter()
     for cell in shown:
@@ -91,7 +96,7 @@ def against_others(cells: Sequence[Cell]) -> dict[str, Any] | None:
 
 def formats(cells: Sequence[Cell]) -> dict[str, Any] | None:
     """The fastest of ours with each format of weights over tokens, in a panel per set of sizes, and the fastest other."""
-    groups = _groups([cell for cell in cells if "weights" in cell.axes], (*_LABELS, *FORMATS), several=True)
+    groups = _groups([cell for cell in cells if "weights" in cell.axes], (*LABELS, *FORMATS), several=True)
     counts = Counter(cell.axes["weights"] for group in groups.values() for cell in group if pairs.own(cell))
     usual = [name for name in counts if any(plain(cell) and cell.axes["weights"] == name for cell in cells)]
     order = sorted(counts, key=lambda name: (name not in usual, -counts[name], name))[: MOST_SERIES - 1]
@@ -136,16 +141,22 @@ def drawn(records: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[st
     if not records:
         return None
     there = [name for name in order if any(one["series"] == name for one in records)]
-    colors = dict(zip(there, palette.PALETTE, strict=False))
-    one = Chart(
-        "lines",
-        Scale(chart.TOKENS, "log"),
-        Scale("µs", "log"),
-        chart.marks(list(map(dict, records))),
-        colors,
-        pd.DataFrame(),
-        shared=True,
-    )
+    tokens = {(one["panel"], one["x"]) for one in records}
+    if len(tokens) == len({panel for panel, _ in tokens}):  # a line has two points
+        scales = Scale("µs", "log"), Scale("", "names")
+        names = {panel: f"{panel}, T={count}" for panel, count in tokens}
+        records = [one | {"panel": names[one["panel"]], "x": one["y"], "y": one["series"]} for one in records]
+        records.sort(key=lambda one: there.index(one["series"]))
+    else:
+        scales = Scale(chart.TOKENS, "log"), Scale("µs", "log")
+    kind = "dots" if scales[1].kind == "names" else "lines"
+    marks = chart.marks(list(map(dict, records)))
+    one = Chart(kind, *scales, marks, tints(there), pd.DataFrame(), shared=True)
     data = chart_data(one)
     data["marks"]["row"] = packed([record["row"] for record in records])
-    return data | {"level": True}
+    return data | {"level": kind == "lines"}
+
+
+def tints(series: Sequence[str]) -> dict[str, str]:
+    """The colours of a figure's series, no two alike."""
+    return dict(zip(series, palette.PALETTE, strict=False))

@@ -11,9 +11,9 @@ from moe_routing_bench.answers import nearest, said
 from moe_routing_bench.answers.ask import MEASURED, ask
 from moe_routing_bench.answers.stored import Cell
 from moe_routing_bench.comparison import origins
-from moe_routing_bench.figures import FIGURES, footer
+from moe_routing_bench.figures import FIGURES, footer, palette
 from moe_routing_bench.quantities import count
-from moe_routing_bench.report import page, platform, platform_sections, render, words
+from moe_routing_bench.report import page, platform, platform_charts, platform_sections, render, words
 from moe_routing_bench.report.seeds.section import section
 
 
@@ -59,7 +59,12 @@ def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[st
         "charts": charts,
         "sections": {one.name: one.cells for one in parts},
     }
-    data["rules"]["former"] = platform.FORMER if former else None
+    tints = [(tint, palette.dark(tint)) for tint in platform_charts.tints(ASKED).values()]
+    series = [
+        {"name": name, "light": light, "dark": dark, "symbol": symbol}
+        for name, (light, dark), symbol in zip(ASKED, tints, palette.SYMBOLS, strict=False)
+    ]
+    data["rules"] |= {"former": platform.FORMER if former else None, "series": series}
     page.write_platform(
         out / "index.html",
         "Speed",
@@ -90,6 +95,7 @@ def _models(cells: Sequence[Cell], models: Mapping[str, Any]) -> dict[str, list[
     return {name: platform_sections.of_model(cells, sizes[name]) if name in sizes else [] for name in sorted(models)}
 
 
+ASKED = (platform_charts.OURS, platform_charts.OTHER)  # series of the figure of an answer
 TOKENS = (1, 64, 4096)  # that a model's page is asked about
 
 

@@ -12,7 +12,7 @@ from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.figures import chart
 from moe_routing_bench.quantities import count, digits
 from moe_routing_bench.report.platform import address, is_seed
-from moe_routing_bench.report.platform_charts import FORMATS, against_others, formats, plain
+from moe_routing_bench.report.platform_charts import FORMATS, LABELS, against_others, formats, plain, unusual
 from moe_routing_bench.report.row_data import row_id
 
 
@@ -96,7 +96,7 @@ def tally(cells: Sequence[Cell]) -> str:
 
 
 SIZES = tuple(name for name in PRESET if AXES[name].kind is int)
-COLUMNS = ("stage", "T", "phase", "formats", "ours, µs", "fastest other, µs", "ours is", "run")
+COLUMNS = ("stage", "T", "phase", "formats", "also", "ours, µs", "fastest other, µs", "ours is", "run")
 _OF_MODEL = {
     "layer": "Whole layers",
     "experts": "Experts alone",
@@ -138,6 +138,7 @@ def line(cell: Cell) -> list[tuple[str, str]]:
         (str(cell.axes["tokens"]), ""),
         (cell.axes["phase"], ""),
         (", ".join(kinds), ""),
+        (", ".join(unusual(cell, (*LABELS, *FORMATS, "dtype"))) or "–", ""),
         _timed(cell, own),
         _timed(cell, other),
         (pairs.pair(own, other).text if own and other else "–", ""),

@@ -27,7 +27,7 @@ _CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 _FINGERPRINTS = ("code_fingerprint", "plugin_fingerprint")
 _CHECKED = ["bench", "cell", "cell_hash", "platform", "status"]
 _CHECKED = list(dict.fromkeys([*_CHECKED, *contradictions.COLUMNS, *AXIS_COLUMNS]))
-_THREADS = 4  # that read files: Arrow decodes columns outside Python's lock
+_THREADS = 2  # that read files: Arrow decodes columns outside Python's lock, for which more of them contend
 _AT_ONCE = 200  # files, then joined: a column of few rows takes several times the memory of its values
 
 

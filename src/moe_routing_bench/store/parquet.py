@@ -93,10 +93,10 @@ def read_table(source: Path | BinaryIO, foreign: bool = False, without: Collecti
         raise pa.ArrowInvalid(_OTHER)
     try:
         if sealed and not foreign:
-            with pq.ParquetFile(pa.BufferReader(data)) as file:
-                guarded.check_names(file.schema_arrow.names)
+            with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file:  # all is in memory
                 names = [name for name in file.schema_arrow.names if name not in without] if without else None
                 table = file.read(names, use_threads=len(data) > _SMALL)
+                guarded.check_names(names or table.column_names)
         else:
             table = unpacked(data, DIGEST)
             guarded.check_names(table.column_names)

@@ -90,8 +90,8 @@ def verified(path: Path, without: Collection[str] = (), again: str | None = None
         reason = str(error).rsplit(": ", 1)[-1][:60]
         hint = f"{again} ({reason})".strip() if os.path.exists(path) else "run `snakemake` first"
         raise bad("measurements", str(path), "a readable Parquet file", hint) from error
-    parquet.check_versions(path, table, SCHEMA_VERSION)
     if others := parquet.versions(table) - {SCHEMA_VERSION}:
+        parquet.check_versions(path, table, SCHEMA_VERSION)
         raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
     nulls = _nulls(table)
     known = any(

@@ -74,6 +74,7 @@ function show() {
   if (refused.length) byId("said").append(` Left out of the question, because this page does not know it: ${refused.join(", ")}.`);
   byId("shown").replaceChildren(...(answer.kind === MEASURED ? measuredParts(answer) : []));
   performance.mark("answered");
+  drawAsked();
 }
 function refusedWords({missing, nearest}) {
   return [element("strong", "Not measured."), " ", element("span", `${missing.join(". ")}.`, {id: "near"}), nearest ? ` A cell more than ${rules.rule.far} octaves away, or of another format or phase, does not answer.` : "", " The line below, in a terminal, prints the command that measures it."];
@@ -120,6 +121,8 @@ function overParts({cell, over_tokens, over_formats, over_skew}) {
     const own = ownOf(one.cell, rules), other = rivalOf(one.cell, rules);
     return [linkTo(one.cell, String(one.tokens), {tokens: one.tokens, phase: one.phase}), one.phase, element("span", `${one.fastest}${told(one)}`), time(one.row), marksOfRow(one.row), own ? `${own.implementation} ${brief(own.median_us)}` : dash, other ? toRow(other, one.cell, `${other.implementation} ${brief(other.median_us)}`) : dash];
   })));
+  asked = over_tokens.length > 1 ? curvesOf(over_tokens) : null;
+  if (asked) made.push(element("div", "", {class: "chart", id: "chart-asked"}));
   if (over_formats.length > 1) made.push(element("h3", "Over formats"), tableOf("Fastest with each format", ["weights", "rows", "fastest", "µs [95 %]", "marks", "signal-to-noise of outputs, dB"], over_formats.map(one => [
     linkTo(one.cell, one.weights, {weights: one.weights, packed: one.packed === one.cell.axes.dtype ? null : one.packed, bench: cell.bench}), one.packed ?? dash, toRow(one.row, one.cell, `${one.fastest}${told(one)}`), time(one.row), marksOfRow(one.row), one.loss?.output_snr_db == null ? dash : `${one.loss.output_snr_db.toFixed(1)}${one.loss.usable ? "" : " (of no use)"}`])));
   if (over_skew.length) {
@@ -130,6 +133,19 @@ function overParts({cell, over_tokens, over_formats, over_skew}) {
   }
   if (cell.elsewhere.length) made.push(element("p", cell.elsewhere.map(one => `On ${one.platform}: ${one.fastest} ${brief(one.median_us)} µs.`).join(" ")));
   return made;
+}
+// Ours and the fastest other over T as a figure, which is drawn when the library for figures is there.
+let asked = null;
+function curvesOf(steps) {
+  const points = steps.flatMap(({cell, tokens, phase}) => [ownOf(cell, rules), rivalOf(cell, rules)].flatMap((row, i) => row ? [{
+    panel: "", series: rules.series[i].name, x: tokens, y: row.median_us, low: row.ci_low_us, high: row.ci_high_us, says: `${row.implementation}, ${phase}, run ${cell.run}`, doubt: doubts(row).join(", ") || null, row: `${rules.runs[cell.run].address}#row-${row.id}`}] : []));
+  const columns = Object.keys(points[0] ?? {}).map(name => [name, {each: points.map(point => point[name])}]);
+  return {kind: "lines", x: {label: "tokens", kind: "log"}, y: {label: "µs", kind: "log"}, own: {}, reference: null, shared: false, from: "", note: "hollow: suspect or not converged", legend: rules.series, marks: Object.fromEntries(columns), count: points.length};
+}
+function drawAsked() {
+  if (!asked?.count || typeof drawChart !== "function") return;
+  charts.asked = asked;
+  drawChart("asked");
 }
 // An address: a question, a part of this page, or a part of the report that stood at this address before.
 function follow() {

@@ -64,7 +64,7 @@ function tableOf(label, heads, lines) {
 }
 function time(row) {
   if (row.ci_low_us === null) return brief(row.median_us);
-  const [median, low, high] = alike([row.median_us, row.ci_low_us, row.ci_high_us]);
+  const [median, low, high] = alike([row.median_us, row.ci_low_us, row.ci_high_us].map(one => Number(one.toPrecision(5))));
   return `${median} [${low}, ${high}]`;
 }
 function small(...content) {
