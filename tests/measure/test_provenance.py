@@ -182,6 +182,25 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch) -> None:
     assert provenance.git_state(lambda: [package / "a.py"])["git_dirty"] is True
 
 
+@pytest.mark.parametrize("ignored", [True, False])
+def test_the_commit_of_another_project_is_not_ours(ignored, tmp_path, monkeypatch) -> None:
+    """An environment lies in the checkout of a user's own project, ignored or not."""
+    package = tmp_path / ".venv/lib/package"
+    package.mkdir(parents=True)
+    (package / "a.py").write_text("a")
+    (tmp_path / ".gitignore").write_text(".venv" * ignored)
+    for words in (["init", "-q"], ["add", ".gitignore"], ["commit", "-qm", "a"]):
+        subprocess.run(
+            ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e", *words],
+            check=True,
+        )
+    monkeypatch.setattr(provenance, "PACKAGE", package)
+    monkeypatch.delenv(provenance.COMMIT, raising=False)
+    assert provenance.git_state(lambda: [package / "a.py"]) == {}
+    monkeypatch.setenv(provenance.COMMIT, SHA)
+    assert provenance.git_state(lambda: [package / "a.py"]) == {"git_sha": SHA, "git_dirty": False}
+
+
 @pytest.mark.parametrize(
     ("said", "found"),
     [

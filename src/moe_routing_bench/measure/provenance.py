@@ -34,14 +34,19 @@ def git_state(files: Callable[[], Iterable[Path]]) -> dict[str, object]:
     the commit. Only `files`, which are what is measured with, count as a difference; they are asked for where something of the packages
     differs.
     """
+    why = None
     try:
         sha, differs = _checkout(PACKAGE.parent)
-        return {"git_sha": sha, "git_dirty": differs and _checkout(*files())[1]}
+        own = (PACKAGE.parents[1] / ".git").exists() and not differs
+        if own or _git(
+            "ls-files", "--", str(PACKAGE)
+        ):  # else the checkout is of another project, and holds this package
+            return {"git_sha": sha, "git_dirty": differs and _checkout(*files())[1]}
     except (OSError, subprocess.SubprocessError) as error:
         why = getattr(error, "stderr", None) or str(error)
     if named := re.fullmatch(r"([0-9a-f]{40})(-dirty)?", os.environ.get(COMMIT, "")):
         return {"git_sha": named[1], "git_dirty": bool(named[2])}
-    if root := next((folder for folder in PACKAGE.parents if (folder / ".git").exists()), None):
+    if why and (root := next((folder for folder in PACKAGE.parents if (folder / ".git").exists()), None)):
         _warn_of_no_commit(root, why.strip().partition("\n")[0])
     return {}
 
