@@ -30,12 +30,16 @@ def _in_checkout(monkeypatch):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The pages of the H200, of its rows alone: without training runs."""
+    """The pages of the H200, with one seed document and the training runs of one run twice."""
     out = tmp_path_factory.mktemp("site") / NAME
     out.mkdir()
     (out / "index.html").write_text("the report of the run without a name")
     with contextlib.chdir(ROOT):
-        tables = {name: platform_pages.Tables(rows_of("measurements", name)) for name in (NAME, f"{NAME}.decode")}
+        tables = {name: platform_pages.Tables(rows_of("measurements", name)) for name in (NAME, f"{NAME}.seed-004")}
+        trained = rows_of("quality", f"{NAME}.quality-formats")
+        rows = rows_of("measurements", f"{NAME}.quality-formats")
+        for name in (f"{NAME}.quality-formats", f"{NAME}.again"):
+            tables[name] = platform_pages.Tables(rows, trained)
         platform_pages.write(NAME, tables, out, models(), former=True)
     return out
 
@@ -176,6 +180,28 @@ def test_a_page_per_measured_model(folder):
     assert any({"bf16", platform_charts.OTHER} <= set(names) for names in series)
 
 
+def test_quality_and_seeds_are_tabs(folder):
+    """Two runs with training runs have ids and figures of their own; each tab leads to the others."""
+    for name, tab in (("quality.html", "Quality"), ("seeds.html", "Seeds")):
+        with loaded(folder / name) as shown:
+            if tab == "Quality":
+                shown.value(DRAWN)
+                shown.value("Object.keys(page.charts).forEach(drawChart)")
+            found = json.loads(
+                shown.value(
+                    """JSON.stringify({ids: [...document.querySelectorAll("[id]")].map(one => one.id), tab: document.querySelector("[aria-current]").innerText, heads: [...document.querySelectorAll("h2")].map(one => one.innerText),
+                    links: [...document.querySelectorAll(".tabs a")].map(one => one.getAttribute("href")), drawn: document.querySelectorAll(".chart svg[aria-label$=marks]").length, charts: document.querySelectorAll(".chart").length, wide: document.documentElement.scrollWidth <= innerWidth})"""
+                )
+            )
+            assert not shown.console()
+        assert found["tab"] == tab and found["wide"] and len(found["ids"]) == len(set(found["ids"]))
+        assert found["links"] == ["index.html", "quality.html", "seeds.html", "../index.html"]
+        if tab == "Quality":
+            assert found["heads"] == ["Quality", "Quality"] and found["drawn"] >= found["charts"] >= 4
+        else:
+            assert found["heads"] == ["Seed document 004, replayed"] and found["charts"] == 0
+
+
 def test_every_preset_has_an_address(folder):
     """What `ask` says of it, also where its sizes were not measured or cannot be; the first page leads to all."""
     first = (folder / "index.html").read_text()
@@ -190,6 +216,8 @@ def test_every_preset_has_an_address(folder):
 
 
 def test_pages_are_light(folder):
+    """The first answer needs the rows alone: a laptop unpacks them in a fraction of a second."""
+    assert (folder / "index.html").stat().st_size < 1e6
     assert all(path.stat().st_size < 5e6 for path in folder.glob("**/*.html"))
 
 
