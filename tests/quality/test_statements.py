@@ -72,6 +72,36 @@ def test_pairs_say_what_their_test_shows() -> None:
         _ = family.family(losses(1.5, 1.6, seeds=1)).pairs[0].statement
 
 
+def test_what_is_stated_against_none_is_corrected_for_the_rules() -> None:
+    """A t test and TOST over seeds, by Bonferroni: p of scipy times the number of rules on the same side of 0.05 as the verdict; nothing without noise."""
+    draw = np.random.default_rng(2)
+    table = pd.DataFrame(
+        {
+            "lost": 0.05 + draw.normal(0, 0.01, 8),
+            "none": draw.normal(0, 0.001, 8),
+            "wide": draw.normal(0.004, 0.02, 8),
+            "flat": 0.3,
+        }
+    )
+    found = family.against_none(table, "{} and none")
+    assert {name: one.verdict for name, one in found.items()} == {
+        "lost": "different",
+        "none": "equivalent",
+        "wide": "undecided",
+    }
+    for name, one in found.items():
+        values = table[name]
+        p = 4 * stats.ttest_1samp(values, 0).pvalue
+        assert (p < 0.05) == (one.verdict == family.DIFFERENT) == (one.low > 0 or one.high < 0)
+        low, high = (
+            4 * stats.ttest_1samp(values, side * 0.01, alternative=way).pvalue
+            for side, way in ((-1, "greater"), (1, "less"))
+        )
+        assert (max(low, high) < 0.05) == (one.verdict == family.EQUIVALENT)
+        assert one.effect == pytest.approx(values.mean()) and one.n == 8 and one.subject == f"{name} and none"
+    assert family.against_none(table.iloc[:1], "{}") == {}
+
+
 def test_all_pairs_hold_where_the_weakest_does() -> None:
     """Intersection-union: the largest p, and no pair of another verdict."""
     alike = family.Pair("a", "b", 0.001, -0.002, 0.004, 0.9, 0.01, 0.01, 5)

@@ -1,8 +1,10 @@
 """Answers beyond a cell, on a few rows whose numbers are known: what each rule says, and where it says that nothing was measured."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from rows import frame, one
+from scipy import stats
 
 from moe_routing_bench.quality import run_rows
 from moe_routing_bench.report import answers
@@ -62,29 +64,38 @@ def said(rule, *parts):
 
 
 def test_bits_lost_at_a_factor():
-    """Of rules that were trained with it; other factors are named as others; without any it says so."""
+    """Of rules that were trained with it, each by a test, interval, margin and n; other factors are named as others; without any it says so."""
     a, b, c = (
-        runs("softk", (1.0, 1.0)),
-        runs("switch_top1", (1.0, 1.0), bits=0.2),
-        runs("topk_hard", (1.0, 1.0), bits=0.3),
+        runs("softk", (1.0, 1.1)),
+        runs("switch_top1", (1.0, 1.0, 1.1), bits=0.2),
+        runs("topk_hard", (1.0, 1.1, 1.2, 1.3), bits=0.3),
     )
-    asked = said(answers.lost_bits, a, b, c, runs("softk", (1.0, 1.0), "other", 1.5))
-    assert (
-        asked
-        == "Trained with it: e8, bits per byte lost by 3 rules: least softk 0.100 ± 0.000, middle switch_top1 0.200 ± 0.000, most topk_hard 0.300 ± 0.000."
-    )
+    asked = said(answers.lost_bits, a, b, c, runs("softk", (1.0, 1.1), "other", 1.5))
+    parts = []
+    for what, name, lost in (
+        ("least", "softk", [0.1, 0.11]),
+        ("middle", "switch_top1", [0.2, 0.2, 0.22]),
+        ("most", "topk_hard", [0.3, 0.33, 0.36, 0.39]),
+    ):
+        mean, reach = np.mean(lost), stats.t.ppf(1 - 0.05 / 6, len(lost) - 1) * stats.sem(lost)
+        verdict, test = ("different", "t") if mean > reach else ("undecided", "neither t nor TOST")
+        numbers = f"{mean:.4f} ({mean - reach:.4f} to {mean + reach:.4f}) bits per byte, n = {len(lost)} seeds"
+        parts.append(f"{what}: {name} with and without the limit are {verdict} ({test}; margin 0.01): {numbers}")
+    assert asked == f"Trained with it: e8, 3 rules: {', '.join(parts)}."
     other = runs("softk", (1.0,), factor=1.25)
     assert said(answers.lost_bits, other) == (
-        "Not measured: no rule was evaluated with it. Measured: 1.25 (e8, bits per byte lost by 1 rule: softk 0.100)."
+        "Not measured: no rule was evaluated with it. Measured: 1.25 (e8, 1 rule: nothing is said, because seeds show no noise to test against)."
     )
+    assert "nothing is said" in said(answers.lost_bits, runs("softk", (1.0, 1.0))), "equal values are no noise"
     by_domain = runs("topk_hard", (1.0,), validation_batches="by_domain")
     assert said(answers.lost_bits, by_domain).startswith(
         "Withdrawn, because these runs validated on batches of one domain"
     )
     assert "topk_hard" not in said(answers.lost_bits, other, by_domain), "such runs take no part in others"
     later = runs("softk", (1.0, 2.0), factor=1.25, bits_by_capacity=[("1", 2.5), ("1.25", 9.0)])
-    assert (
-        said(answers.lost_bits, later) == "Set after training: e8, bits per byte lost by 1 rule: softk 1.000 ± 6.353."
+    assert said(answers.lost_bits, later) == (
+        "Set after training: e8, 1 rule: softk with and without the limit are undecided (neither t nor TOST; margin 0.01): "
+        "1.0000 (-5.3531 to 7.3531) bits per byte, n = 2 seeds."
     )
     nothing = "Not measured: this run has no trained rule that was evaluated with a capacity limit."
     assert answers.lost_bits(None).text == said(answers.lost_bits, runs("softk", (1.0,), causal=False)) == nothing

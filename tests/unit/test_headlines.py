@@ -6,6 +6,7 @@ import re
 import pandas as pd
 import pytest
 from rows import frame, one
+from scipy import stats
 
 from moe_routing_bench.quantities import times
 from moe_routing_bench.report import costs, headlines, page, trained_rules
@@ -354,12 +355,22 @@ def test_quality():
 
 
 def test_what_trained_rules_leave_over():
-    """At a factor of 1, the middle rule's mean over seeds; nothing of batches of one domain each, or without a second seed or that factor."""
+    """At a factor of 1, the middle rule's mean over seeds with its test; nothing of batches of one domain each, or without a second seed or that factor."""
     middle = trained("m", (1.0, 1.01, 1.02), left=(0.3, 0.1))
-    text = "Capacity (e8): with a factor of 1, 31.0% ± 2.5% of the choices of trained m go over the capacity, the median of 3 rules (21.0% to 41.0%)"
+    reach = 100 * stats.t.ppf(1 - 0.05 / 6, 2) * 0.01 / 3**0.5
+    interval = f"31.0% ({31 - reach:.1f}% to {31 + reach:.1f}%)"
+    text = f"Capacity (e8): with a factor of 1, {interval} of the choices of trained m go over the capacity, the median of 3 rules; different from none (t; margin 1%; n = 3 seeds)"
     high = trained("h", (1.0, 1.01, 1.02), left=(0.4, 0.1))
     assert told(trained_rules.left_over, A, middle, high) == text + "."
-    assert "31.0% ±" in told(trained_rules.left_over, middle, high), "of two the lower one"
+    assert "31.0% (" in told(trained_rules.left_over, middle, high), "of two the lower one"
+    few = trained("m", (1.0, 1.01, 1.02), left=(-0.0095, 0.1))
+    assert (
+        "0.1% (" in (said := told(trained_rules.left_over, few))
+        and "undecided against none (neither t nor TOST" in said
+    )
+    assert told(trained_rules.left_over, [run | {"drop_rate_by_factor": [0.2, 0.1]} for run in middle]) == "", (
+        "no noise"
+    )
     old = [[run | {"validation_batches": "by_domain"} for run in runs] for runs in (A, middle, high)]
     assert told(trained_rules.left_over, *old) == "", "withdrawn: it is of the batches, not of the rules"
     assert (

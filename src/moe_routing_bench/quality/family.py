@@ -44,6 +44,7 @@ class Statement:
     high: float
     margin: float
     n: int
+    unit: str = "bits per byte"
 
     def __post_init__(self) -> None:
         """Hold the numbers to each other."""
@@ -64,7 +65,7 @@ class Statement:
         """All of it."""
         return (
             f"{self.subject} are {self.verdict} ({self.test}; margin {self.margin:g}): "
-            f"{self.effect:.4f} ({self.low:.4f} to {self.high:.4f}) bits per byte, n = {self.n} seeds"
+            f"{self.effect:.4f} ({self.low:.4f} to {self.high:.4f}) {self.unit}, n = {self.n} seeds"
         )
 
 
@@ -167,6 +168,36 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
     ]
     more = float(stats.t.ppf(POWER, freedom)) if known.any() else np.nan
     return Family(pairs, variance**0.5, float((reach + more) * np.median(errors)) if len(pairs) else np.nan)
+
+
+def against_none(
+    by_seed: pd.DataFrame, subject: str, margin: float = MARGIN, unit: str = "bits per byte"
+) -> dict[str, Statement]:
+    """For each contestant (column), whether what it has of `unit` is different from none, or equivalent to it: a t test and TOST over seeds (rows).
+
+    `subject` has a place ``{}`` for the name. Intervals and both tests are corrected by Bonferroni for the number of contestants. Nothing is
+    stated of fewer than two seeds, nor without noise.
+    """
+    found, count = {}, len(by_seed.columns)
+    for name in by_seed.columns:
+        values = by_seed[name].dropna().to_numpy(float)
+        error = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+        if not error > 1e-12:  # of equal values rounding is no noise
+            continue
+        effect, freedom = float(values.mean()), len(values) - 1
+        reach = float(stats.t.ppf(1 - ALPHA / (2 * count), freedom)) * error
+        different = abs(effect) > reach
+        equivalent = count * float(stats.t.sf((margin - abs(effect)) / error, freedom)) < ALPHA
+        verdict, test = (
+            (DIFFERENT, "t")
+            if different
+            else (EQUIVALENT, TOST)
+            if equivalent
+            else (UNDECIDED, f"neither t nor {TOST}")
+        )
+        numbers = (effect, effect - reach, effect + reach, margin, len(values))
+        found[str(name)] = Statement(subject.format(name), verdict, test, *numbers, unit)
+    return found
 
 
 def stored_noise(rows: pd.DataFrame, sizes: Mapping[str, Any], code: str) -> tuple[float, str]:

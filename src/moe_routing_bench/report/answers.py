@@ -6,10 +6,9 @@ A rule answers from stored rows alone; where they do not hold the answer, it say
 import pandas as pd
 
 from moe_routing_bench.figures import capacity, row_groups, times, training_points
-from moe_routing_bench.quality import compare
+from moe_routing_bench.quality import compare, family
 from moe_routing_bench.quantities import count, us
 from moe_routing_bench.report.document import Answer, made
-from moe_routing_bench.statistics import mean_half_width
 
 FACTOR = 1.0
 _NOT_APART = "apart it is not measured, as this run has no layer alone of the same cell and card"
@@ -51,19 +50,17 @@ def _sentence(text: str) -> str:
 
 
 def _each(rows: pd.DataFrame) -> str:
-    """The least, middle and most that the rules of the config with most of them lose."""
+    """What is stated of the rules that lose least, middle and most, in the config with most rules; why nothing is, without noise."""
     mine = rows[rows["label"] == rows.groupby("label", sort=False)["contestant"].nunique().idxmax()]
-    found = mine.groupby("contestant")["lost"].agg(["mean", lambda values: mean_half_width(values.to_numpy(float))])
-    ranked = found.sort_values("mean")
+    by_seed = mine.pivot_table(index="seed", columns="contestant", values="lost")
+    found = family.against_none(by_seed, "{} with and without the limit")
+    start = f"{mine['label'].iloc[0]}, {count(len(by_seed.columns), 'rule')}"
+    if not found:
+        return f"{start}: nothing is said, because seeds show no noise to test against"
+    ranked = sorted(found.values(), key=lambda one: one.effect)
     places = dict.fromkeys([0, (len(ranked) - 1) // 2, len(ranked) - 1])
-    said = [_lost(str(ranked.index[i]), *ranked.iloc[i]) for i in places]
-    what = ("least", "middle", "most") if len(said) == 3 else ("least", "most") if len(said) == 2 else ("",)
-    parts = [f"{word} {text}".strip() for word, text in zip(what, said, strict=True)]
-    return f"{mine['label'].iloc[0]}, bits per byte lost by {count(len(ranked), 'rule')}: {', '.join(parts)}"
-
-
-def _lost(name: str, mean: float, half: float) -> str:
-    return f"{name} {mean:.3f}" + ("" if pd.isna(half) else f" ± {half:.3f}")
+    what = {3: ("least: ", "middle: ", "most: "), 2: ("least: ", "most: ")}.get(len(places), ("",))
+    return f"{start}: {', '.join(word + str(ranked[i]) for word, i in zip(what, places, strict=True))}"
 
 
 def loss_per_second(trained: pd.DataFrame | None) -> Answer:

@@ -41,6 +41,8 @@ COLUMNS = (
         "that of the pilot with the least validation loss, where there were pilots; of one seed each, so that their noise is not known",
     ),
 )
+SHARE_MARGIN = 0.01  # of the choices
+FROM_NONE = {family.DIFFERENT: "from", family.EQUIVALENT: "to", family.UNDECIDED: "against"}
 WAYS = {
     "bits_by_format": "experts in another format, no capacity",
     "bits_by_capacity": "another capacity factor, experts as trained",
@@ -96,11 +98,15 @@ def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Sentence | None:
     if why := compare.too_weak(mine):
         return Sentence(f"Capacity ({mine['label'].iloc[0]}): not judged, because {why}.", "quality")
     means = mine.groupby("contestant")["left"].mean().sort_values()
-    name = means.index[(len(means) - 1) // 2]
-    values = mine.loc[mine["contestant"] == name, "left"].to_numpy(float)
-    if len(values) < 2:
+    name = str(means.index[(len(means) - 1) // 2])
+    by_seed = mine.pivot_table(index="seed", columns="contestant", values="left")
+    stated = family.against_none(by_seed, "{}", SHARE_MARGIN, "of the choices").get(name)
+    if stated is None:
         return None
-    text = f"Capacity ({mine['label'].iloc[0]}): with a factor of {factor:g}, {np.mean(values):.1%} ± {mean_half_width(values):.1%} of the choices of trained {name} go over the capacity, the median of {count(len(means), 'rule')} ({means.iloc[0]:.1%} to {means.iloc[-1]:.1%})."
+    text = (
+        f"Capacity ({mine['label'].iloc[0]}): with a factor of {factor:g}, {stated.effect:.1%} ({stated.low:.1%} to {stated.high:.1%}) of the choices of trained {name} go over the "
+        f"capacity, the median of {count(len(means), 'rule')}; {stated.verdict} {FROM_NONE[stated.verdict]} none ({stated.test}; margin {stated.margin:.0%}; n = {stated.n} seeds)."
+    )
     kept = {other: mine.loc[mine["contestant"] == other, "left"].to_numpy(float) for other in means.index}
     dots = [
         Dot(str(other), one.mean(), one.mean() - mean_half_width(one), one.mean() + mean_half_width(one), other == name)
