@@ -5,9 +5,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from moe_routing_bench import intervals
 from moe_routing_bench.measure import host_timer, timers
 
 
@@ -457,3 +459,34 @@ def test_work_of_other_threads_is_seen() -> None:
     assert there.elsewhere() > 0.5
     later = host_timer.HostTimer([Work(8000, False)], 1)
     assert any(later.outstanding_us() > 250 for _ in range(20)), "on a busy machine it may get no core meanwhile"
+
+
+def test_lone_rotations_are_compared_with_those_right_after_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pair by pair: what a call computes in all but the first of a rotation, less 10 us in the lone one. The upper end of the interval at
+    first, in the last attempt the median; with several threads, and before the first pair, nothing."""
+    monkeypatch.setattr(host_timer, "pause", lambda: None)
+    timer = host_timer.HostTimer([lambda: None] * 3, 1)
+    assert timer.left_out(False) == timer.left_out(True) == 0
+
+    def timed(first: int, count: int) -> float:
+        timer._computed = next(computed)
+        return 1.0
+
+    monkeypatch.setattr(timer, "_timed", timed)
+    computed = iter(
+        [value for lone in (150.0, 130.0, 110.0, 160.0, 120.0) for value in (70.0, 90.0, 100.0, 80.0, lone)]
+    )
+    for _ in range(5):
+        timer.after_sample()
+        timer.lone()
+    assert timer.left_out(True) == pytest.approx(1.2)
+    logs = np.log([1.4, 1.2, 1.0, 1.5, 1.1])
+    assert timer.left_out(False) == pytest.approx(np.exp(intervals.interval(logs)[1]))
+    timer._among = [1000.0]
+    assert timer.pairs() == 10
+    timer._among = [4000.0]
+    assert timer.pairs() == 4
+    timer._among = [1e6]
+    assert timer.pairs() == 1
+    monkeypatch.setattr(host_timer.torch, "get_num_threads", lambda: 2)
+    assert timer.pairs() == 0

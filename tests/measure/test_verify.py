@@ -23,8 +23,10 @@ JOB = Job(CELL, ("torch",), Settings(check_seeds=2))
 class Timer(HostTimer):
     """As on a GPU, where a lone rotation and a sample are not the same calls; says which it ran."""
 
-    def __init__(self, calls, outstanding: float = 0.0, alone: float = 1.0, elsewhere: float = 0.0) -> None:
-        self.ran, self.found = [], (outstanding, alone, elsewhere)
+    def __init__(
+        self, calls, outstanding: float = 0.0, alone: float = 1.0, elsewhere: float = 0.0, left_out: float = 1.0
+    ) -> None:
+        self.ran, self.found, self.lones = [], (outstanding, alone, elsewhere, left_out), 0
         super().__init__(calls, 1)
 
     def rotate(self) -> None:
@@ -43,6 +45,16 @@ class Timer(HostTimer):
 
     def alone_us(self) -> float:
         return self.found[1]
+
+    def pairs(self) -> int:
+        return 6
+
+    def lone(self) -> None:
+        self.lones += 1
+        super().lone()
+
+    def left_out(self, last: bool) -> float:
+        return self.found[3]
 
     def among_us(self, blocks) -> float:
         return 1.0
@@ -67,11 +79,14 @@ def candidate(sets: Sets, change=lambda i, call, tensors: tensors, **timer) -> C
 
 @pytest.mark.parametrize(
     ("thorough", "ran", "draws"),
-    [({}, ["check"] * 2, "fresh base"), ({"thorough": True}, ["check"] * 2 + ["rotate"] * 2, "fresh base base near")],
+    [
+        ({}, ["check"] * 2, "fresh base"),
+        ({"thorough": True}, ["check"] * 2 + ["rotate"] * 2, "fresh base base near" + " base" * 12),
+    ],
 )
 def test_each_run_is_checked_on_the_draws(thorough, ran, draws, sets) -> None:
-    """First on the fresh one, in poisoned outputs and buffers; then on the base draws; a lone rotation on those and nearly those. What is
-    timed is loaded in the end."""
+    """First on the fresh one, in poisoned outputs and buffers; then on the base draws; a lone rotation on those and nearly those, and pairs on what is
+    timed, which is loaded in the end."""
     seen, named = [], {id(sets.fresh): "fresh", id(sets.base): "base", id(sets.near): "near"}
 
     def change(i, call, tensors):
@@ -248,6 +263,8 @@ def test_an_error_of_the_whole_is_said_before_those_of_stages(sets) -> None:
         ({"alone": 1.25, "elsewhere": 0.2}, None),
         ({"alone": 1.2501}, "a call takes 1.25 times as long where it is checked"),
         ({"alone": 2.0}, "a call takes 2.00 times as long where it is checked"),
+        ({"left_out": 1.15}, None),
+        ({"left_out": 1.16}, "a call takes 1.16 times as long where it is checked"),
         ({"elsewhere": 0.21}, "other threads do 21% of the computing"),
         ({"outstanding": 260.4}, "work went on for 260 us after the last event"),
         ({"outstanding": 0.6, "alone": 2.0}, "work went on for 1 us after the last event"),
@@ -274,9 +291,33 @@ def test_few_samples_say_less(alone, refused, sets) -> None:
         verify.verify(JOB, asked, sets, thorough=True)
 
 
+def test_lone_rotations_follow_a_sample_and_write_their_outputs(sets) -> None:
+    """As many as rotations after it; outputs are scarred before each, and wrong ones are seen."""
+    asked = candidate(sets)
+    verify._alternate(JOB, asked, sets)
+    assert asked.timer.lones == 6 and asked.check.error is None
+    wrong = candidate(sets, lambda i, call, tensors: (sets.outputs[i]["combined"].zero_(), tensors)[1])
+    with pytest.raises(Failure, match=r"^combined: relative L2"):
+        verify._alternate(JOB, wrong, sets)
+    assert wrong.timer.lones <= 6
+    still = candidate(sets)
+    still.timer.calls_list = [lambda: None] * 2
+    with pytest.raises(Failure):
+        verify._alternate(JOB, still, sets)
+    assert still.timer.lones == 1
+
+
+@pytest.mark.parametrize(("threads", "attempts"), [(1, 8), (2, 44)])
+def test_calls_of_one_thread_have_few_attempts(threads, attempts, sets, monkeypatch) -> None:
+    """The least of many lone rotations would be as short as that of a call that leaves work out."""
+    monkeypatch.setattr(verify.torch, "get_num_threads", lambda: threads)
+    assert len(list(verify._attempts("wall"))) == attempts and len(list(verify._attempts("cuda_graph"))) == 4
+
+
 @pytest.mark.parametrize(("waits", "refused"), [(30, False), (10**9, True)])
-def test_threads_that_wait_for_a_core_are_no_work_that_is_left_out(waits, refused, sets) -> None:
+def test_threads_that_wait_for_a_core_are_no_work_that_is_left_out(waits, refused, sets, monkeypatch) -> None:
     """They compute meanwhile, in most lone rotations on a busy CPU; a call that leaves work out is never as short in one."""
+    monkeypatch.setattr(verify.torch, "get_num_threads", lambda: 2)
     asked = candidate(sets)
     asked.timer.alone_us = lambda: 100.0 if len(asked.timer.ran) < waits else 1.0
     with pytest.raises(Failure, match=r"100\.00 times") if refused else contextlib.nullcontext():

@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 # By their own names: an implementation may replace the attributes of `time`.
 from time import perf_counter, process_time, sleep, thread_time
 
+import numpy as np
 import torch
+
+from moe_routing_bench import intervals
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -16,6 +19,9 @@ Clock = Callable[[], float]
 _COLD_US, _COLD_BYTES_PER_US = 100.0, 20_000.0
 _MOST_PAUSE_US = 200.0
 _LISTEN_SECONDS = 0.005
+# Pairs of a rotation right after a sample and a lone one right after that: both find a busy host in one state. Fewer where rotations are long.
+_PAIRS, _PAIRS_US = 10, 50_000.0
+_BETWEEN_US = 10.0  # more that a call computes in the lone one, because its outputs are looked at in between
 _MORE_ROTATIONS, _WAITED_US = 3, 20_000.0  # to estimate a call; one that takes longer was not merely held up
 OUTSTANDING_US = 250.0  # more after a sample is work: to ask a GPU alone took up to 71 us (H200)
 
@@ -31,6 +37,7 @@ class HostTimer:
         self.returned: list[object] = [None] * len(calls)
         self.alone: list[float] = []
         self._computed, self._among = 0.0, list[float]()  # per call, µs: of the last calls, and of every sample
+        self._after, self._ratios = 0.0, list[float]()  # of the last rotation after a sample; of lone ones to these
         self._elsewhere: list[float] = []
         self._next = self._turn = 0
         once = max(self._timed(0, len(calls)), 0.1)
@@ -75,10 +82,36 @@ class HostTimer:
     def rotate(self) -> None:
         """Every call once, after a pause; what the later ones compute is noted in `alone`: the first finds all caches cold."""
         pause()
+        self.alone.append(self._rotation(0))
+
+    def _rotation(self, start: int) -> float:
+        """What all calls but the first compute in a rotation from this one on, each in the mean."""
         first = min(1, len(self.calls_list) - 1)
-        self._timed(0, first)
-        self._timed(first, len(self.calls_list) - first)
-        self.alone.append(self._computed)
+        self._timed(start, first)
+        self._timed(start + first, len(self.calls_list) - first)
+        return self._computed
+
+    def pairs(self) -> int:
+        """How many pairs of rotations an attempt is to compare: none where torch has several threads, which compute while they wait."""
+        rotation_us = max(self.among_us([]) * len(self.calls_list), 1e-3)
+        return max(1, min(_PAIRS, int(_PAIRS_US / rotation_us))) if torch.get_num_threads() == 1 else 0
+
+    def after_sample(self) -> None:
+        """A sample, and a rotation that goes on without a pause."""
+        self.sample()
+        self._after = self._rotation(self._next)
+        self._next += len(self.calls_list)
+
+    def lone(self) -> None:
+        """Every call once, without a pause, to be compared with the last rotation `after_sample`."""
+        self._ratios.append(max(self._rotation(0) - _BETWEEN_US, 1e-3) / max(self._after, 1e-3))
+
+    def left_out(self, last: bool) -> float:
+        """Times as long as after a sample a call computes in a lone rotation: the upper end of the 95 % interval, or the median in the `last`
+        attempt and of few pairs; 0 without any."""
+        logs = np.log(self._ratios)
+        found = None if last else intervals.interval(logs.tolist())
+        return float(np.exp(found[1] if found else np.median(logs))) if self._ratios else 0.0
 
     check = rotate  # a sample need not reach every set
 

@@ -114,6 +114,14 @@ class Turns:
         """1: `judge` compares what turns cost."""
         return 1.0
 
+    def pairs(self) -> int:
+        """0: `judge` compares rotations with samples."""
+        return 0
+
+    def left_out(self, last: bool) -> float:
+        """0: `judge` finds out."""
+        return 0.0
+
     def elsewhere(self) -> float:
         """0: every turn finds out."""
         return 0.0
