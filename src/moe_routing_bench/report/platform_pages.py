@@ -116,7 +116,9 @@ def _write_model(
     here = shared | {
         "heading": f"{model}: {shared['heading']}",
         "title": f"{model} on {shared['title'].partition(': ')[2]}, moe-routing-bench",
-        "about": f"Layers, experts, training steps and whole models of the sizes of {model}: {platform_sections.tally(cells)}",
+        "about": f"Layers, experts, training steps and whole models of the sizes of {model}: {platform_sections.tally(cells)}"
+        if cells
+        else f"No layer, experts, training step or model of the sizes of {model} was measured here: the nearest cell answers, if it is near enough.",
         "tabs": [(name, f"../{address}") for name, address in shared["tabs"]] + [(model, "index.html")],
         "root": "../../",
     }
