@@ -78,4 +78,4 @@ def test_no_random_text_takes_long_or_breaks():
         finally:
             slowest = max(slowest, time.process_time() - begin)
         assert found == yaml.load(text, load._LOADER), text  # libyaml is not as strict as PyYAML's own parser
-    assert slowest < 1
+    assert slowest < 5
