@@ -49,8 +49,8 @@ class _Estimate(NamedTuple):
     @property
     def ends(self) -> tuple[float, float]:
         """The 95 % interval, which reaches to the median."""
-        half = self.half
-        return min(self.centre - half, self.median), max(self.centre + half, self.median)
+        low, high = _ends(self.median, self.centre, self.half)
+        return float(low), float(high)
 
     @property
     def p(self) -> float:
@@ -61,9 +61,19 @@ class _Estimate(NamedTuple):
     def ratio(self) -> Ratio:
         """The ratio whose logarithm this is, both ends of its interval, and p of its being 1; the ratio alone where the interval says nothing."""
         low, high = self.ends
-        if max(self.median - low, high - self.median) > 2 * math.log(MOST_TIMES):
+        if _silent(self.median, low, high):
             return float(np.exp(self.median)), None, None, None
         return float(np.exp(self.median)), float(np.exp(low)), float(np.exp(high)), self.p
+
+
+def _ends(median: Any, centre: Any, half: Any) -> tuple[Any, Any]:
+    """Both ends of intervals that reach to the median; numbers, or arrays of them."""
+    return np.minimum(centre - half, median), np.maximum(centre + half, median)
+
+
+def _silent(median: Any, low: Any, high: Any) -> Any:
+    """Whether the interval of the logarithm of a ratio reaches too far to say anything of it; numbers, or arrays of them."""
+    return np.maximum(median - low, high - median) > 2 * math.log(MOST_TIMES)
 
 
 def turns_of(row: Mapping[Any, Any]) -> list[int] | None:
@@ -127,28 +137,23 @@ def _each(rows: Sequence[Any], logs_of: Any, of_many: Any, of_one: Any) -> list[
 
 def _time_intervals(block_medians: np.ndarray, logs: np.ndarray) -> Iterator[tuple[float, float] | None]:
     median, centre, error, freedom = _of_many(logs)
-    half = student.half_width_each(freedom, CONFIDENCE) * error
-    ends = zip(
-        np.exp(np.minimum(centre - half, median)).tolist(),
-        np.exp(np.maximum(centre + half, median)).tolist(),
-        strict=True,
+    ends = _ends(median, centre, student.half_width_each(freedom, CONFIDENCE) * error)
+    return map(
+        telling, zip(*(np.exp(end).tolist() for end in ends), strict=True), np.median(block_medians, axis=1).tolist()
     )
-    return map(telling, ends, np.median(block_medians, axis=1).tolist())
 
 
 def _ratios(_: np.ndarray, logs: np.ndarray) -> Iterator[Ratio]:
     """`_Estimate.ratio` of each."""
     median, centre, error, freedom = _of_many(logs)
-    half = student.half_width_each(freedom, CONFIDENCE) * error
-    low, high = np.minimum(centre - half, median), np.maximum(centre + half, median)
-    says = np.maximum(median - low, high - median) <= 2 * math.log(MOST_TIMES)
+    low, high = _ends(median, centre, student.half_width_each(freedom, CONFIDENCE) * error)
     p = (centre == 0).astype(float)
     some = error > 0
     p[some] = student.two_sided_each(centre[some] / error[some], freedom[some])
     with np.errstate(over="ignore"):
-        columns = (np.exp(median), np.exp(low), np.exp(high), p, says)
-    for ratio, *interval, told in zip(*(column.tolist() for column in columns), strict=True):
-        yield (ratio, *interval) if told else (ratio, None, None, None)
+        columns = (np.exp(median), np.exp(low), np.exp(high), p, _silent(median, low, high))
+    for ratio, *interval, silent in zip(*(column.tolist() for column in columns), strict=True):
+        yield (ratio, None, None, None) if silent else (ratio, *interval)
 
 
 def _of_many(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
