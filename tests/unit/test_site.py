@@ -172,6 +172,8 @@ def test_a_missing_report_of_a_published_run_is_built(published, monkeypatch):
     text = page.read_text()
     assert len(text) < 5e6 and "Measured by version 0.1.0, commit 5837119 (2026-11-27), on NVIDIA H200" in text
     assert (published / "site/nvidia-h200.seed-004/index.html").is_file() and list(page.parent.glob("figures/*.png"))
+    first, platform = ((published / "site" / name).read_text() for name in ("index.html", "nvidia-h200/index.html"))
+    assert 'href="nvidia-h200/index.html"' in first and 'href="../nvidia-h200.seed-004/index.html"' in platform
     monkeypatch.chdir(published)
     page.write_text("kept")
     site(Path("site"))
