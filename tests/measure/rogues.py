@@ -862,6 +862,7 @@ _DIFFER = "elements differ"
 _HONEST = ("ok",)  # what it does on the host a graph repeats as it was captured, so the work is in every sample
 _REPLACED = "was replaced"
 _LATE = "after a timed turn"
+_AFTER = "written after the call had returned"  # where a busy host lets the work come between two looks
 _SHARED = "in memory of an input or of another set"
 ROGUES = {
     "early": Fate(_DIFFER),
@@ -882,7 +883,7 @@ ROGUES = {
     "changes_input": Fate("inputs were changed: x"),
     "restores_input": Fate("inputs were written, if only to restore them: x"),
     "elsewhere": Fate(None),
-    "later": Fate("threads were left running"),
+    "later": Fate(("threads were left running", _AFTER)),
     "slow_clock": Fate("time.perf_counter was replaced"),
     "in_pool": Fate(("outputs were written after the call had returned", _DIFFER), None),
     "already_right": Fate(_DIFFER),
@@ -939,7 +940,7 @@ ROGUES = {
     "traces_memory": Fate("tracemalloc.is_tracing() is True"),
     "rings": Fate("the timers of signals"),
     "burns": Fate("processes compute outside of calls"),
-    "raw_thread": Fate(("threads were left running: number", _DIFFER)),
+    "raw_thread": Fate(("threads were left running: number", _DIFFER, _AFTER)),
     "on_another_core": Fate("of the computing"),
     "other_stream": Fate(None),
 }
