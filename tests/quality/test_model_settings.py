@@ -140,6 +140,24 @@ def test_the_shared_expert_takes_no_place_and_is_no_choice() -> None:
     assert seen.ids_TK is not None and seen.ids_TK.shape == (32, 2) and int(seen.ids_TK.max()) < EXPERTS
 
 
+@pytest.mark.parametrize("way", ["plain", "gated", "joint"])
+def test_the_shared_expert_has_its_weight(way: str) -> None:
+    """1, the sigmoid of its logit, or its share of the sum: what is taken away from a layer whose shared expert gives nothing."""
+    layer = model(router="sigmoid_renorm", shared_gate=way, capacity_factor=None).layers[0]
+    x, rest = torch.randn(1, 8, DIM), (torch.zeros(1, 8, dtype=torch.long), torch.arange(8))
+    assert layer.shared is not None
+    with torch.no_grad():
+        out, whole = layer.shared.padded(x)[0], layer(x, *rest)[0]
+        weights = {
+            "plain": lambda: torch.ones(8, 1),
+            "gated": lambda: layer.gate(x[0]).sigmoid(),
+            "joint": lambda: layer.routers[0](x, *rest).weights[:, -1:],
+        }  # type: ignore[misc]
+        wanted = weights[way]() * out
+        layer.shared.w2_EHD.zero_()
+        torch.testing.assert_close(whole - layer(x, *rest)[0], wanted, atol=1e-5, rtol=1e-3)
+
+
 def test_identity_experts_are_one_sum() -> None:
     """LongCat: the weights of all identity experts of a token multiply it; no row is computed for them."""
     one = model(router="longcat_zero", shared_hidden=0, capacity_factor=None)
