@@ -17,7 +17,7 @@ from moe_routing_bench.measure.candidate import Candidate, Failure
 from moe_routing_bench.measure.host_timer import HostTimer
 from moe_routing_bench.measure.inputs import Sets
 
-TRIES = int(os.environ.get("MOE_ROUTING_BENCH_TRIES", "3"))
+TRIES = int(os.environ.get("MOE_ROUTING_BENCH_TRIES", "2"))
 pytestmark = pytest.mark.slow
 
 
