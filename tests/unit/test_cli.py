@@ -494,7 +494,7 @@ def test_choices_prints_the_regret_and_writes_the_table(call):
         assert text in out
     code, out, _ = call(
         "choices",
-        *("nvidia-h200." + run for run in ("decode", "layers", "quantised")),
+        *("nvidia-h200." + run for run in ("decode", "layers", "quantised", "served")),
         *(f"nvidia-h200.seed-{seed}" for seed in ("000", "001", "002", "003-layers", "004")),
         "--peers",
         "--out",

@@ -176,7 +176,7 @@ def test_a_command_on_the_server_ends_with_its_caller(project: Project, tmp_path
 def test_every_study_runs_at_a_tiny_size(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first model of the first and the last entry of each, on bytes of the standard library; two rates of pilots."""
     tiny = {"dim": 16, "heads": 2, "layers": 1, "sequence": 16, "batch": 2, "steps": 2, "warmup": 1, "eval_every": 2}
-    tiny |= {"corpora": {"stdlib": 2000}, "vocabulary": 256, "validation_tokens": 100, "trace_tokens": 16}
+    tiny |= {"corpora": {"stdlib": 40_000}, "vocabulary": 256, "validation_tokens": 100, "trace_tokens": 16}
     entries = []
     for study in sorted((project.folder / "config/studies").glob("*.yaml")):
         every = yaml.safe_load(study.read_text())["quality"]

@@ -143,7 +143,7 @@ function curvesOf(steps) {
   return {kind: "lines", x: {label: "tokens", kind: "log"}, y: {label: "µs", kind: "log"}, own: {}, reference: null, shared: false, from: "", note: "hollow: suspect or not converged", legend: rules.series, marks: Object.fromEntries(columns), count: points.length};
 }
 function drawAsked() {
-  if (!asked?.count || typeof drawChart !== "function") return;
+  if (!asked?.count || !byId("chart-asked") || typeof drawChart !== "function") return;  // an answer before this one had a curve
   charts.asked = asked;
   drawChart("asked");
 }
