@@ -127,9 +127,9 @@ def test_these_models_are_causal(change: dict, factor: float | None, training: b
     later, other = ids.clone(), ids.clone()
     later[1, 8:], other[0] = (later[1, 8:] + 7) % 256, (other[0] + 7) % 256
     with torch.no_grad():
-        before, after, beside = (one(tokens) for tokens in (ids, later, other))
+        before, after, elsewhere = (one(tokens) for tokens in (ids, later, other))
     torch.testing.assert_close(before[1, :8], after[1, :8], atol=1e-5, rtol=1e-4)
-    assert torch.allclose(before[1], beside[1], atol=1e-5, rtol=1e-4) == (factor is None)
+    assert torch.allclose(before[1], elsewhere[1], atol=1e-5, rtol=1e-4) == (factor is None)
 
 
 def test_the_shared_expert_takes_no_place_and_is_no_choice() -> None:

@@ -97,15 +97,14 @@ def site(
     module = importlib.import_module("moe_routing_bench.report.site")
     versus = importlib.import_module("moe_routing_bench.report.run_pages")
     tables = {folder.name: rows_of("measurements", folder.name) for folder in folders}
-    pairs = versus.pairs(tables)
-    _check(out, ["index.html", *(module.between(pair) for pair in pairs), *tables, *platforms_of(published)], force)
+    pairs, platforms = versus.pairs(tables), platforms_of(published)
+    _check(out, ["index.html", *(module.between(pair) for pair in pairs), *tables, *platforms], force)
     _build([name for name in published if rebuild or _missing(name)])
     with writing(out):
         for pair in pairs:
             versus.write(pair, tuple(tables[name] for name in pair), out / module.between(pair))
         claims = {name: held_claims(name, table) for name, table in tables.items()}
         reports = [_report(module, folder, tables[folder.name]) for folder in folders]
-        platforms = platforms_of(published)
         module.write(reports, out, pairs, claims, models(), platforms)
         for platform in platforms:
             _platform(platform, published, tables, out / platform)

@@ -1,5 +1,5 @@
 // The form above the findings: what is asked stands in the address, and answer.js answers from the rows of the table.
-const asks = page.questions, form = byId("question"), controls = new Map();
+const asks = page.questions;
 const card = row => value(row, "gpu_uuid") ?? `host ${value(row, "host")}`;
 const fieldsRead = ["bench", "cell", "implementation", "status", "reason", "median_us", "ci_low_us", "ci_high_us", "suspect", "suspect_reason", "converged", "cold", "timer", "graph_node_us",
   "roofline_us", "baseline", "verdict", "speedup", "speedup_ci_low", "speedup_ci_high", "best_other", "best_verdict", "best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"];
@@ -9,31 +9,14 @@ const cells = cellsOf(page.ids.map((_, place) => {
   return {...row, place, card: card(place), axes: Object.fromEntries(read)};
 }));
 
-// The form. Every control has the name of its axis, and a value that is text: "" is any, or none where an axis has no limit.
-function control(name, label, says, made) {
-  const box = element("label", `${label} `, {title: says});
-  made.name = name;
-  box.append(made);
-  controls.set(name, made);
-  return box;
-}
-function chooser(choices) {
-  const made = element("select");
-  made.append(...choices.map(([value, text]) => element("option", text, {value})));
-  return made;
-}
+// The form: "" is any, or none where an axis has no limit.
 function field(axis) {
   if (axis.scale === "name") {
     const usual = axis.follows ? [["", `as ${axis.follows}`]] : axis.free ? [["", "any"]] : axis.default ? [] : [["", "none"]];
     const names = [...new Set([...(axis.default && !axis.free ? [axis.default] : []), ...axis.known, ...modelValues(axis.name)])];
     return control(axis.name, axis.label, axis.says, chooser([...usual, ...names.map(one => [one, brief(one, axis.name === "trace")])]));
   }
-  const options = element("datalist", "", {id: `known-${axis.name}`});
-  options.append(...axis.known.map(one => element("option", "", {value: one})));
-  const made = element("input", "", {type: "number", min: axis.scale === "linear" ? 0 : "any", step: "any", list: options.id, placeholder: axis.none ? "none" : "any"});
-  const box = control(axis.name, axis.label, axis.says, made);
-  box.append(options);
-  return box;
+  return numberControl(axis, axis.known, axis.none ? "none" : "any");
 }
 function modelValues(name) { return Object.values(asks.models).map(sizes => sizes[name]).filter(one => typeof one === "string"); }
 function build() {
@@ -68,7 +51,6 @@ function takes(name, one) {
   const made = controls.get(name);
   return made?.options ? [...made.options].some(option => option.value === one) : Boolean(made) && (one === "" || canBe(name, one));
 }
-const canBe = (name, one) => Number.isFinite(Number(one)) && (axisOf(name).scale === "log" ? Number(one) > 0 : Number(one) >= 0);
 let refused = [];
 // A state of the address; a name that it leaves out has its default, and the sizes that a model has need not be said.
 function restore(all) {

@@ -1,31 +1,14 @@
 // The page of a platform: one form for all of its published rows. What is asked stands in the address.
-const rules = page.rules, form = byId("question"), controls = new Map();
+const rules = page.rules;
 const cells = publishedCells(page, rules);
 
 // The form: a control per axis, and "" leaves it open.
 const SHOWN = ["tokens", "phase", "weights", "dtype", "skew", "top_k", "tp", "ep", "ranks"], MORE = ["hidden", "intermediate", "experts", "router", "activation", "capacity_factor", "packed", "layout", "sampler"];
 const axisOf = name => rules.axes.find(axis => axis.name === name);
-function control(name, label, says, made) {
-  const box = element("label", `${label} `, {title: says});
-  made.name = name;
-  box.append(made);
-  controls.set(name, made);
-  return box;
-}
-function chooser(choices) {
-  const made = element("select");
-  made.append(...choices.map(([value, text]) => element("option", text, {value})));
-  return made;
-}
 function field(name) {
   const axis = axisOf(name), usual = rules.usual[name];
   if (axis.scale === "name") return control(name, axis.label, axis.says, chooser([["", usual ? `${usual} (usual)` : rules.empty[name] ?? "any"], ...rules.known[name].map(one => [one, one])]));
-  const options = element("datalist", "", {id: `known-${name}`});
-  options.append(...rules.known[name].map(one => element("option", "", {value: one})));
-  const made = element("input", "", {type: "number", min: axis.scale === "linear" ? 0 : "any", step: "any", list: options.id, placeholder: rules.empty[name] ?? "any"});
-  const box = control(name, axis.label, axis.says, made);
-  box.append(options);
-  return box;
+  return numberControl(axis, rules.known[name], rules.empty[name] ?? "any");
 }
 function build() {
   const benches = [["", "whole layer, else experts"], ...Object.keys(rules.reads).map(name => [name, rules.measured.includes(name) ? name : `${name} (not measured)`])];
@@ -43,7 +26,6 @@ function questionOf(held) {
   return Object.fromEntries(Object.entries(held).map(([name, one]) => [name, name === "implementations" ? one.split(",").map(part => part.trim()).filter(Boolean) : axisOf(name) && axisOf(name).scale !== "name" ? Number(one) : one]));
 }
 let refused = [];
-const canBe = (name, one) => Number.isFinite(Number(one)) && (axisOf(name).scale === "log" ? Number(one) > 0 : Number(one) >= 0);
 function takes(name, one) {
   const made = controls.get(name);
   return made?.options ? [...made.options].some(option => option.value === one) : Boolean(made) && (name === "implementations" || canBe(name, one));
