@@ -17,7 +17,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.quality import run_rows
 from moe_routing_bench.store import cell_files, companions, paths, records, rows
-from moe_routing_bench.store.parquet import write_table
+from moe_routing_bench.store.parquet import read_table, write_table
 from moe_routing_bench.study import progress
 from moe_routing_bench.traces import reading
 from moe_routing_bench.workload import trace
@@ -292,6 +292,13 @@ def test_a_doubled_column(reader: str, sealed: bool, tmp_path: Path) -> None:
     text = str(error.value)
     assert str(path) in text and "\n" not in text and len(text) <= 500
     assert f"2 columns '{name}'" in text
+
+
+@pytest.mark.fault("doubled column")
+def test_a_doubled_column_that_is_not_read(tmp_path: Path) -> None:
+    write_table(path := tmp_path / "rows.parquet", pa.table([[1], [2], [3]], names=["a", "b", "b"]), schema=False)
+    with pytest.raises(OSError, match="2 columns 'b'"):
+        read_table(path, without=("b",))
 
 
 @pytest.mark.fault("another platform's table")

@@ -94,9 +94,10 @@ def read_table(source: Path | BinaryIO, foreign: bool = False, without: Collecti
     try:
         if sealed and not foreign:
             with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as file:  # all is in memory
-                names = [name for name in file.schema_arrow.names if name not in without] if without else None
+                every = file.schema_arrow.names if without else None
+                names = every and [name for name in every if name not in without]
                 table = file.read(names, use_threads=len(data) > _SMALL)
-                guarded.check_names(names or table.column_names)
+                guarded.check_names(every or table.column_names)
         else:
             table = unpacked(data, DIGEST)
             guarded.check_names(table.column_names)
