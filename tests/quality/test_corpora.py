@@ -3,6 +3,7 @@
 import hashlib
 import io
 import tarfile
+import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from moe_routing_bench.quality import steps, texts
+from moe_routing_bench.quality import cleaning, steps, texts
 from moe_routing_kernels.errors import UserError
 
 
@@ -87,6 +88,22 @@ def test_what_the_library_repeats_is_no_validation(monkeypatch: pytest.MonkeyPat
     modules([fresh[0]] * 20)
     with pytest.raises(UserError, match="all of which recur in training"):
         texts.load({"stdlib": None}, 0.1)
+
+
+def test_many_short_documents_are_compared_as_fast_as_a_long_one() -> None:
+    """Strings that recur are counted in time that grows with the text, not with documents times validation text."""
+    draw = np.random.default_rng(0)
+    validation = bytes(draw.integers(97, 123, 300_000, dtype=np.uint8))
+    copied = validation[1000:1300]
+    train = [bytes(draw.integers(97, 123, 100, dtype=np.uint8)) + b"0" + copied + b"0" for _ in range(500)]
+
+    def seconds(documents: list[bytes]) -> float:
+        start = time.process_time()
+        assert cleaning.recurring(validation, documents) == len(copied)
+        return time.process_time() - start
+
+    seconds([copied])  # imports and first pages
+    assert seconds(train) < 30 * seconds([b"".join(train)])
 
 
 def test_offline_and_altered_archives_are_explained(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -142,11 +142,13 @@ def recurring(validation: bytes, train: Iterable[bytes]) -> int:
     """How many bytes of a validation text lie in strings of 64 bytes that training documents have too, by their hashes."""
     own, table = hashes(validation), np.zeros(_TABLE, bool)
     table[own % np.uint64(_TABLE)] = True
-    common = np.zeros(len(own), bool)
+    shared: list[Hashes] = []
     for document in train:
         for first in range(0, len(document), _PIECE):
             found = hashes(document[first : first + _PIECE + SHARED - 1])
-            common |= np.isin(own, found[table[found % np.uint64(_TABLE)]])
+            shared.append(found[table[found % np.uint64(_TABLE)]])
+    # One comparison for all documents: each sorts all hashes of the validation text.
+    common = np.isin(own, np.concatenate([*shared, np.empty(0, np.uint64)]), kind="sort")
     change = np.zeros(len(validation) + 1, np.int64)
     begins = np.flatnonzero(common)
     np.add.at(change, begins, 1)
