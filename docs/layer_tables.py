@@ -33,7 +33,8 @@ from moe_routing_bench.quantities import count, energy
 from moe_routing_kernels import choices as table_of_choices
 
 BENCH = "layer"
-SERVED = "../nvidia-h200.served/"
+SERVED, PUBLISHED = "../nvidia-h200.served/", "../nvidia-h200.published/"
+FEW = 64  # tokens: decoding, next to prefill from 1024 on
 BASELINE = BENCHES[BENCH].baseline
 PRODUCTION = {  # what people run to serve these models, and how a table names it; absent: no row yet
     "vllm_triton": "vLLM's Triton kernel",
@@ -134,11 +135,11 @@ def headline() -> str:
     return f"{tables}\n**Prefill.** {prefill}{without[1]}\n\n**Decoding.** {decode}{without[0]} {decoding(FIRST)}"
 
 
-def _served() -> list[pd.DataFrame]:
-    """The cells of layers with quantised weights as they are served, by model and tokens."""
-    rows = stored_tables.stored(SERVED + "measurements.parquet").query("status == 'ok'")
+def _served(run: str = SERVED) -> list[pd.DataFrame]:
+    """The cells of layers as they are served, by weights, model and tokens."""
+    rows = stored_tables.stored(run + "measurements.parquet").query("status == 'ok'")
     cells = [cell.set_index("implementation", drop=False) for _, cell in rows.groupby("cell")]
-    return sorted(cells, key=lambda cell: (cell["model"].iloc[0], cell["tokens"].iloc[0]))
+    return sorted(cells, key=lambda cell: tuple(cell.iloc[0][["weights", "model", "tokens"]]))
 
 
 def _served_rivals(cell: pd.DataFrame) -> pd.Series:
@@ -146,14 +147,18 @@ def _served_rivals(cell: pd.DataFrame) -> pd.Series:
     return cell["median_us"][sorted(origins.besides_torch(BENCH, cell.index))].sort_values()
 
 
-def served() -> str:
-    """A line per layer with quantised weights: `auto` and the rivals, and how many times as long the fastest of these takes."""
+def served(run: str, most: int | None = None) -> str:
+    """A line per layer of a run: `auto` and the fastest `most` rivals (None: all), and how many times as long the fastest of these takes."""
     lines = []
-    for cell in _served():
-        first, found = cell.iloc[0], _served_rivals(cell)
+    for cell in _served(run):
+        first, found = cell.iloc[0], _served_rivals(cell)[:most]
         line = {"layer": f"{first['model']}, `{first['weights']}`", "T": str(first["tokens"])}
         line |= {"`ops.layer`, µs": time(cell, "auto")}
-        line |= {"rivals": ", ".join(f"{time(cell, str(name))} (`{name}`)" for name in found.index)}
+        line |= {
+            "rivals" if most is None else "fastest rival": ", ".join(
+                f"{time(cell, str(name))} (`{name}`)" for name in found.index
+            )
+        }
         line |= {"speed-up": f"{digits(found.min() / cell.at['auto', 'median_us'])}x"}
         lines.append(line | {"of the limit": percent(cell.at["auto", "share_of_roofline"])})
     return explained(table(lines))
@@ -170,7 +175,26 @@ def quantised_lead() -> str:
         said.append(
             f"{model} in `{weights}`, T={tokens}: {ratios} as fast as {'the faster of ' * (len(names) > 1)}{_and(names)}."
         )
-    return f"**4 and 8 bits.** {' '.join(said)}\n"
+    return f"**4 and 8 bits.** {' '.join(said)}\n\n{_further()}\n"
+
+
+def _further() -> str:
+    """The leads of the cells that others published rows of, by weights, for few tokens and many, in a sentence."""
+    said = []
+    for weights, cells in groupby(_served(PUBLISHED), lambda cell: cell["weights"].iloc[0]):
+        several = list(cells)
+        for few in (True, False):
+            of_size = [cell for cell in several if (cell["tokens"].iloc[0] <= FEW) == few]
+            over = [_served_rivals(cell).min() / cell.at["auto", "median_us"] for cell in of_size]
+            if len(over) > 1:
+                size = f"up to {FEW} tokens" if few else "more"
+                said.append(
+                    f"`{weights}`, {size}: {digits(stats.gmean(over))}x ({digits(min(over))}x to {digits(max(over))}x in {len(over)})"
+                )
+    return (
+        "**More models** ([rows](docs/measurements.md#layers-that-others-published)). Speed-up over the fastest rival, mostly vLLM's or SGLang's Triton kernel, geometric mean: "
+        f"{'; '.join(said)}."
+    )
 
 
 def _without(rows: pd.DataFrame) -> str:
@@ -363,7 +387,8 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "layers": partial(layers, "prefill"),
     "all-layers": all_layers,
     "decode": partial(layers, "decode"),
-    "served": served,
+    "served": partial(served, SERVED),
+    "stored-published": partial(served, PUBLISHED, most=1),
     "served-lead": quantised_lead,
     "training": partial(
         others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")
