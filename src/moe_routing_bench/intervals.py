@@ -164,10 +164,7 @@ def _of_many(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
     falls faster than the number of independent values, n (1 - r) / (1 + r).
     """
     n = values.shape[1]
-    trimmed = int(_TRIMMED * n)
-    middle = np.sort(values, axis=1)[:, trimmed : n - trimmed]
-    deviations = np.minimum(np.maximum(values, middle[:, :1]), middle[:, -1:])
-    deviations = deviations - (np.add.reduce(deviations, axis=1) / n)[:, None]
+    deviations, middle = winsorised(values)
     kept, squares = middle.shape[1], np.vecdot(deviations, deviations)
     median = (middle[:, (kept - 1) // 2] + middle[:, kept // 2]) / 2
     centre = np.add.reduce(middle, axis=1) / kept
@@ -239,12 +236,12 @@ def _of_blocks(values: np.ndarray) -> _Estimate:
 
 
 def winsorised(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Values (n,) in their order, the outer 20 % at either end replaced by the next one inwards, less their mean; and the others, sorted."""
-    n = len(values)
+    """Values (..., n) in their order, the outer 20 % at either end replaced by the next one inwards, less their mean; and the others, sorted."""
+    n = values.shape[-1]
     trimmed = int(_TRIMMED * n)
-    middle = np.sort(values)[trimmed : n - trimmed]
-    deviations = np.minimum(np.maximum(values, middle[0]), middle[-1])
-    return deviations - np.add.reduce(deviations) / n, middle
+    middle = np.sort(values)[..., trimmed : n - trimmed]
+    deviations = np.minimum(np.maximum(values, middle[..., :1]), middle[..., -1:])
+    return deviations - np.add.reduce(deviations, axis=-1, keepdims=True) / n, middle
 
 
 def _of_turns(values: np.ndarray, turns: np.ndarray) -> _Estimate | None:

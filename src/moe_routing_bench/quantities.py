@@ -1,8 +1,16 @@
-"""Quantities as people read them."""
+"""Quantities as people read them, and which ratio is large enough to be read without a noise floor."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable
+
+ANY_FLOOR = 0.1  # of |ln ratio|: nearly three times the largest noise floor of the published runs, 0.035
+FLOOR_SAID = f"{math.expm1(ANY_FLOOR):.0%}".replace("%", " %")
+
+
+def beyond_any_floor(low: float | None, high: float | None) -> bool:
+    """Whether the interval of a time ratio on a GPU lies so far from 1 that it is told apart in a run without twins."""
+    return low is not None and high is not None and (low > math.exp(ANY_FLOOR) or high < math.exp(-ANY_FLOOR))
 
 
 def us(time: float, *interval: float, exact: bool = False) -> str:

@@ -241,6 +241,7 @@ def test_what_is_interrupted_again_and_again_ends() -> None:
     """With a row where it is always the same implementation, else with one line."""
     brief, lasting = Interrupted("stopped", "cute"), Interrupted("stopped", "cute", lasting=True)
     assert interruptions.settled([brief] * 5) == interruptions.settled([lasting]) == {}
+    assert interruptions.settled([lasting, Interrupted("stopped", "torch", lasting=True)]) == {}
     assert interruptions.settled([brief] * 6)["cute"]["status"] == "timeout"
     assert interruptions.settled([lasting] * 2)["cute"]["reason"] == "stopped, 2 times"
     for at in (None, "torch"):

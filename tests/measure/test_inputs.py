@@ -461,6 +461,14 @@ def test_rows_have_the_digests_that_they_have_alone(size: int) -> None:
         rows[2, place] ^= 128
 
 
+def test_rows_that_collide_by_one_key_do_not_by_another() -> None:
+    """An author who knew the key could write other bytes of the same digest: what is added to one lane is taken from another."""
+    factors, row = memory._factors(0, torch.device("cpu")), torch.zeros(2, dtype=torch.int64)
+    other = row + torch.stack([factors[1], -factors[0]])
+    assert digest(row, 0) == digest(other, 0)
+    assert all(digest(row, key) != digest(other, key) for key in (1, 5, 2**31))
+
+
 @pytest.mark.parametrize("size", [5, 16, 8 * (1 << 17), 8 * 5 * (1 << 17) + 40])
 def test_digests_of_a_gpu_are_those_of_a_cpu(monkeypatch, size: int) -> None:
     """By products and sums, of two parts of the three rows at a time."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from moe_routing_bench.config import load as config
-from moe_routing_bench.grid.run_spec import Adaptation, Run
+from moe_routing_bench.grid.run_spec import Adaptation, Run, content_sha256
 from moe_routing_bench.quality import code, evaluate, language_model, plan
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.formats.weights import WEIGHTS
@@ -75,6 +75,65 @@ def test_the_name_changes_with_the_spec_and_the_spec_comes_back(text: str) -> No
     assert Run(corpora={text: None}, pilots=("a",), lr=None).name != name
     with pytest.raises(UserError, match="another content"):
         Run.from_spec(spec)
+
+
+OWN = {
+    "router": "base",
+    "network": "mlp",
+    "options": {"tile": 8},
+    "capacity_factor": 2.0,
+    "drop_policy": "random",
+    "train_mode": "frozen_router",
+    "seed": 1,
+    "lr": 0.5,
+    "pilots": ("a",),
+    "lr_source": "study",
+    "trace_tokens": 8,
+    "keep_weights": True,
+}
+COMMON = {
+    "experts": 16,
+    "top_k": 1,
+    "match": "parameters",
+    "dim": 128,
+    "layers": 3,
+    "heads": 2,
+    "expert_hidden": 64,
+    "corpora": {"kjv": None},
+    "validation_share": 0.2,
+    "max_epochs": 2.0,
+    "sequence": 64,
+    "batch": 32,
+    "steps": 200,
+    "warmup": 5,
+    "weight_decay": 0.0,
+    "clip": 0.5,
+    "eval_every": 50,
+    "shared_hidden": 16,
+    "validation_tokens": 512,
+    "altered": False,
+}
+
+
+@pytest.mark.parametrize("name", [*OWN, *COMMON])
+def test_runs_that_are_compared_differ_in_their_rule_and_seed_alone(name: str) -> None:
+    """Every field is part of the spec; those of size, text and schedule are part of the hash that compared runs share."""
+    other = Run(**{name: (OWN | COMMON)[name]})
+    assert other.hash != Run().hash and (other.config_hash == Run().config_hash) == (name in OWN)
+
+
+def test_names_and_places_of_files_are_part_of_the_hash_of_a_text(tmp_path: Path) -> None:
+    """The same bytes in files of other names, or cut elsewhere, are another text."""
+    hashes = set()
+    for number, files in enumerate(({"a": "one", "b": "two"}, {"a": "one", "c": "two"}, {"a": "on", "b": "etwo"})):
+        folder = tmp_path / str(number) / "text"
+        folder.mkdir(parents=True)
+        for name, words in files.items():
+            (folder / name).write_text(words)
+        hashes.add(content_sha256(folder))
+    assert len(hashes) == 3
+    (tmp_path / "0").rename(tmp_path / "elsewhere")
+    assert content_sha256(tmp_path / "elsewhere" / "text") in hashes
 
 
 @pytest.mark.parametrize(

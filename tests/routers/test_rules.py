@@ -1,5 +1,6 @@
 """What each rule decides, against its published formula in plain Python or against the balance that it is known for."""
 
+import copy
 import math
 import random
 
@@ -281,6 +282,33 @@ def test_bias_moves_against_the_load(name):
     before = router.bias.clone()
     router.after_step()
     assert torch.equal(router.bias, before)
+
+
+STATEFUL = [name for name, line in learned.ZOO.items() if line.load().after_step is not learned.Learned.after_step]
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_the_state_of_data_parallel_ranks_is_that_of_one_process(name, monkeypatch):
+    """Two ranks, each with a batch of its own, end a step as a process that has seen both batches."""
+
+    def after(*seeds):
+        router = make(name).train().routers[0]
+        for seed in seeds:
+            router(*data(seed))
+        return router
+
+    (mine, others, whole), sums = (after(1), after(2), after(1, 2)), []
+    before = copy.deepcopy(whole.state_dict())
+    whole.after_step()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: sums.append(total.clone()))
+    others.after_step()
+    assert sums, "a rank keeps its state to itself"
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: total.add_(sums.pop(0)))
+    mine.after_step()
+    assert not sums and any(not torch.equal(before[key], one) for key, one in whole.state_dict().items())
+    for key, one in whole.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[key], one, msg=key)
 
 
 def test_the_sequence_loss_can_count_the_scores_of_the_paper():

@@ -202,3 +202,17 @@ def test_a_mistake_is_one_line_with_a_hint(axes, says):
     with pytest.raises(UserError, match=says) as error:
         ask(**axes)
     assert "\n" not in str(error.value)
+
+
+def test_a_large_gap_is_told_apart_without_twins():
+    """Runs without twins have no noise floor: a gap beyond any that was measured has a verdict, which says what it rests on; a smaller one has none."""
+    far = ask("qwen1.5-moe-a2.7b", tokens=128, weights="int4", bench="layer")
+    rows = stored_rows(far["nearest"]["run"], cell=far["nearest"]["cell"])
+    assert all(row["noise_floor"] is None for row in rows) and far["told_apart"]
+    assert far["against"]["assumed"] and far["against"]["verdict"] == "faster"
+    text = "\n".join(lines(far))
+    assert "is the fastest by more than 11 % (no noise floor: too few twins in the run)" in text
+    near = ask("olmoe-1b-7b", phase="training")
+    assert not near["told_apart"] and "no verdict: too few twins" in near["sentence"]
+    judged = ask("qwen3-30b-a3b", tokens=64)["against"]
+    assert judged["verdict"] and not judged["assumed"]

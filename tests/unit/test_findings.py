@@ -320,6 +320,8 @@ def test_cells_that_are_left_out_are_counted() -> None:
     assert texts(frame(*doubtful))[1] == text
     assert "1 of 3 cells is left out" in texts(frame(*doubtful[:1], *rows[1:3], *doubtful[3:4], *rows[4:]))[1]
     assert not [one for one in texts(frame(*rows)) if "left out" in one]
+    other_card = [row | {"gpu_uuid": "GPU-2", "suspect": True} for row in (rows[0], rows[3])]
+    assert "1 of 4 cells is left out" in texts(frame(*rows, *other_card))[1], "a cell on two cards is two"
 
 
 def test_others_are_compared_where_both_ran() -> None:

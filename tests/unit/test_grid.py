@@ -1,5 +1,6 @@
 """From config to jobs: what makes two cells, specs and hashes the same, and how many cells a grid has."""
 
+import json
 from dataclasses import fields, replace
 
 import pytest
@@ -114,6 +115,16 @@ def test_swapped_values_and_other_implementations_change_the_hash():
     assert hash_of(FULL.but(hidden=24, intermediate=16)) != hash_of()
     assert hash_of(settings=Settings(samples_per_block=10, min_blocks=5)) != hash_of()
     assert hash_of(implementations=("torch_loop", "torch_bmm")) != hash_of()
+
+
+@pytest.mark.parametrize("part", [{"twins": ("torch_loop",)}, {"plugins": ("own:PACK",)}, {"isolate": "all"}])
+def test_every_part_of_a_job_is_part_of_the_hash_where_it_is_not_the_default(part):
+    """Hashes of stored rows stay: the spec of a plain job has no further part."""
+    plain = Job(FULL, ("torch_loop",), Settings())
+    other = replace(plain, **part)
+    assert other.hash != plain.hash and Job.from_spec(other.spec) == other
+    assert set(json.loads(plain.spec)) == {"cell", "implementations", "settings"}
+    assert set(json.loads(other.spec)) - set(json.loads(plain.spec)) == set(part)
 
 
 def test_the_content_of_a_trace_is_part_of_the_hash_and_its_timestamp_is_not(tmp_path):

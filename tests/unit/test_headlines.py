@@ -4,11 +4,13 @@ import math
 import re
 
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from rows import frame, one
 from scipy import stats
 
-from moe_routing_bench.quantities import times
+from moe_routing_bench.packages import PACKAGE
+from moe_routing_bench.quantities import ANY_FLOOR, times
 from moe_routing_bench.report import costs, headlines, page, trained_rules
 from moe_routing_bench.report.row_data import row_id
 
@@ -37,9 +39,9 @@ def ran(cell, implementation, us, verdict=None, ratio=None, bench="routing", **v
     return one(bench, implementation, **known | against | {"cell": cell} | values)
 
 
-def pair(cell, ratio, verdict="faster", **values):
+def pair(cell, ratio, verdict: str | None = "faster", **values):
     """Two implementations of a cell; cute is so many times as fast."""
-    turned = {"faster": "slower"}.get(verdict, verdict)
+    turned = "slower" if verdict == "faster" else verdict
     return [
         ran(cell, "cute", 10.0, verdict, ratio, **values),
         ran(cell, "triton", 10.0 * ratio, turned, 1 / ratio, **values),
@@ -434,3 +436,24 @@ def test_the_middle_of_an_even_number_is_the_lower_one():
     table = pd.DataFrame({"best_speedup": [4.0, 1.0, 3.0, 2.0]})
     assert headlines._middle(table, "best_speedup")["best_speedup"] == 2
     assert headlines._middle(table.iloc[1:], "best_speedup")["best_speedup"] == 2
+
+
+def test_without_twins_large_gaps_are_told_and_small_ones_are_not():
+    """34 against 1880 us is no "no finding"; a gap within any noise floor that was measured counts as not told apart."""
+    rows = [*pair("far", 54.8, None), *pair("near", 1.08, None)]
+    found = headlines.headlines(frame(*rows))[0]
+    assert "cute is faster than the best other implementation, by more than 11 %, in 1 of 2 cells" in found.text
+    assert "54.8" in found.text and "differences up to 11 % are not judged" in found.text
+    assert "best_verdict" not in found.link, "the rows hold no verdict to filter by"
+    assert found.picture
+    assert [dot.hollow for dot in found.picture.dots] == [False, True]
+    for but in ({"suspect": True}, {"gpu_uuid": None}):
+        assert headlines.headlines(frame(*pair("far", 54.8, None, **but))) == []
+    assert headlines.headlines(frame(*pair("near", 1.1, None))) == []
+
+
+def test_the_assumed_floor_is_far_above_all_that_were_measured():
+    """More than twice the largest noise floor of the published runs of GPUs."""
+    files = (PACKAGE.parents[1] / "results").glob("*/measurements.parquet")
+    floors = [pq.read_table(file, columns=["noise_floor"])["noise_floor"].drop_null().to_pylist() for file in files]
+    assert len(floors) > 10 and 0.005 < max(map(max, filter(None, floors))) < ANY_FLOOR / 2

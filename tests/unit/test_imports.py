@@ -233,6 +233,12 @@ def test_collect_imports_scipy_where_a_run_needs_it() -> None:
     )
 
 
+def test_a_report_loads_scipy_only_for_what_needs_it() -> None:
+    """Its module of statistics takes a second, which training runs need alone."""
+    check_loads_none(["moe_routing_bench.report.render", "moe_routing_bench.cli.claims"], "scipy", "matplotlib")
+    check_loads_none(["moe_routing_bench.comparison.claim_verdicts"], "scipy")
+
+
 def test_help_and_version_need_no_library_of_data() -> None:
     """They take as long as Python and Typer: a command's module is imported when it is called."""
     libraries = ["numpy", "pandas", "pydantic", "pyarrow", "scipy", "torch", "yaml", "moe_routing_bench.benches"]

@@ -163,6 +163,7 @@ def test_published_names_changed_benches(stored, capsys):
     assert "wrote results/cpu/manifest.yaml" in out and "2026-11-21 to 2026-11-22" in out
     assert out.splitlines()[-1].split()[-1] == "gate" and SHA[:7] in out
     assert manifest.changed([("gone", "x"), ("pack", find("pack").code_fingerprint())]) == ["gone"]
+    assert manifest.changed([("pack", "older"), ("pack", find("pack").code_fingerprint())]) == ["pack"]
 
 
 @pytest.mark.parametrize(("code_of", "said"), [(None, "quality"), (training_files, "–")], ids=["older", "today"])

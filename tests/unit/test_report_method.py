@@ -23,6 +23,11 @@ def ran(**values: object) -> dict[str, object]:
     return one("gate", "cute", **GPU | {"cold": True, "turns": "short"} | values)
 
 
+def near(**values: object) -> dict[str, object]:
+    """A row that is a few percent faster than the best other."""
+    return ran(best_other="triton", best_speedup=1.05, best_speedup_ci_low=1.04, best_speedup_ci_high=1.06) | values
+
+
 @pytest.mark.parametrize(
     ("cold", "said"),
     [
@@ -70,15 +75,23 @@ def test_turns_are_those_of_the_rows(turns: tuple[str, ...], blocks: bool, long:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([ran(), ran()], "no implementation was entered twice"),
-        ([ran(twin_speedup=1.0), ran()], "1 implementation was entered twice, and 5 are needed"),
+        ([ran(), ran()], "no cell has times of two implementations to compare"),
+        (
+            [near(), near()],
+            "no implementation was entered twice, so that differences up to 11 % are not judged, and no",
+        ),
+        (
+            [near(gpu_uuid=None, gpu_name=None)],
+            "no implementation was entered twice, so that differences are not judged;",
+        ),
+        ([near(twin_speedup=1.0), near()], "1 implementation was entered twice, and 5 are needed"),
         (
             [ran(best_verdict="same"), ran(best_verdict="faster", suspect=True)],
             "of 2 rows with a verdict, none that is sound",
         ),
         ([ran(best_verdict="faster", best_speedup=1.5)], "1 of which is faster"),
     ],
-    ids=["without twins", "too few twins", "nothing sound", "without an interval"],
+    ids=["one each", "without twins", "on a CPU", "too few twins", "nothing sound", "without an interval"],
 )
 def test_a_report_without_findings_says_why(rows: list[dict[str, object]], said: str, tmp_path) -> None:
     """That no difference is beyond doubt would be false where none was judged: times may be a factor of ten apart."""

@@ -4,10 +4,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from moe_routing_bench import intervals, statistics
 
 TIMES = st.floats(0.5, 1e6, allow_nan=False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 9, 130, 1000])
+def test_the_geometric_mean_is_that_of_scipy(count: int) -> None:
+    values = np.random.default_rng(count).lognormal(size=count)
+    assert statistics.gmean(values) == statistics.gmean(values.tolist()) == float(stats.gmean(values))
+    assert np.isnan(statistics.gmean([]))
 
 
 @settings(max_examples=25, deadline=None)

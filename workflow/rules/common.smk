@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from snakemake.common import overwrite_function_params
 from snakemake.exceptions import WorkflowError
 from snakemake.io import Mtime
 from snakemake.logging import logger
@@ -143,8 +144,8 @@ def promise_inputs(cache):
 
 
 def of_wildcards(function):
-    """An input function whose signature, which Snakemake asks for several times a job, is read once."""
-    function.__signature__ = inspect.signature(function)
+    """An input function whose parameters, which Snakemake asks for several times a job, are read once."""
+    overwrite_function_params(function, inspect.signature(function).parameters)
     return function
 
 

@@ -193,6 +193,7 @@ def _pair(row: Row, other: Row) -> Answer:
         "high": one.high,
         "verdict": one.verdict,
         "paired": one.paired,
+        "assumed": one.assumed,
         "text": one.text,
     }
 

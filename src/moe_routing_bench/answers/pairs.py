@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from moe_routing_bench.answers.stored import Cell, Row
 from moe_routing_bench.comparison import origins
-from moe_routing_bench.quantities import times
+from moe_routing_bench.quantities import FLOOR_SAID, beyond_any_floor, times
 
 FASTER, SLOWER, UNDECIDED = "faster", "slower", "undecided"
 _TURNED = {FASTER: SLOWER, SLOWER: FASTER}
@@ -16,7 +16,8 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Pair:
-    """A row over another: the ratio is above 1 where the row is the faster one; `verdict` None where the run's noise is not known.
+    """A row over another: the ratio is above 1 where the row is the faster one; `verdict` None where the run's noise is not known and the gap
+    is not beyond any noise floor (`quantities.beyond_any_floor`); `assumed` where the verdict rests on that.
 
     `paired`: the ratio was measured in pairs and is stored; else it is of the two medians, as wide as both intervals make it.
     """
@@ -28,11 +29,13 @@ class Pair:
     high: float | None
     verdict: str | None
     paired: bool
+    assumed: bool = False
 
     @property
     def text(self) -> str:
         """The ratio in words, with its interval and verdict."""
         judged = self.verdict or "no verdict, too few twins"
+        judged += f" by more than {FLOOR_SAID}, no noise floor" if self.assumed else ""
         return f"{interval(self.ratio, self.low, self.high)} as fast as {self.other} ({judged}{'' if self.paired else ', from both medians'})"
 
 
@@ -43,6 +46,12 @@ def interval(ratio: float, low: float | None, high: float | None) -> str:
 
 def pair(row: Row, other: Row) -> Pair:
     """How a row compares with another of its cell: by the stored ratio of either, or else by the intervals of both times."""
+    found = _pair(row, other)
+    told = found.verdict is None and row["gpu_uuid"] is not None and beyond_any_floor(found.low, found.high)
+    return replace(found, verdict=FASTER if found.ratio > 1 else SLOWER, assumed=True) if told else found
+
+
+def _pair(row: Row, other: Row) -> Pair:
     names = row["implementation"], other["implementation"]
     for stored, ratio, verdict in (("best_other", "best_speedup", "best_verdict"), ("baseline", "speedup", "verdict")):
         if row[stored] == names[1] and row[ratio] is not None:
@@ -101,7 +110,8 @@ def winner(cell: Cell) -> tuple[str | None, str]:
     best = next((row for row in others if row["implementation"] == first["best_other"]), others[0])
     found, other = pair(first, best), best["implementation"]
     if found.verdict == FASTER:
-        return name, f"{name} is the fastest"
+        beyond = f" by more than {FLOOR_SAID} (no noise floor: too few twins in the run)" if found.assumed else ""
+        return name, f"{name} is the fastest{beyond}"
     said = {
         "same": f"{name} and {other} are the same within the noise",
         UNDECIDED: f"{name} has the lowest median, but the measurement does not tell it from {other}",

@@ -41,8 +41,9 @@ _FIXED = ["bench", "implementation", "gpu_uuid", *(axis.name for axis in AXES.va
 _READ = list(
     dict.fromkeys((*_FIXED, "status", "median_us", "q1_us", "q3_us", *itertools.chain(NEEDS, *PARTS.values())))
 )
-FEW = 300  # neighbours that are not worth a tree
+FEW, MANY = 300, 1000  # cells: up to the first all neighbours are compared, and above the second a tree is sooner
 _MARGIN = 1e-9  # of a distance: what rounding may change
+_AT_ONCE = 2**18  # neighbours whose times are compared, which takes some tens of MB
 _FIRST = 16  # of the nearest, asked for at once
 
 
@@ -89,28 +90,38 @@ def _implausible(group: pd.DataFrame, parts: np.ndarray) -> dict[Any, str]:
     needs = group[[name for name in NEEDS if name in group]].to_numpy(float)
     words = {}
     near = neighbours(parts, needs, NEAREST)
-    for index, time, need, others in zip(group.index, times, needs, near, strict=True):
-        if len(others) < LEAST_NEIGHBOURS:
-            continue
-        if said := _against(time, *_allowed(need, needs[others], times[others])):
-            words[index] = said
+    counts = np.array([len(others) for others in near])
+    for count in np.unique(counts[counts >= LEAST_NEIGHBOURS]):
+        alike = np.flatnonzero(counts == count)
+        for places in np.array_split(alike, math.ceil(len(alike) * int(count) / _AT_ONCE)):
+            others = np.array([near[place] for place in places])
+            low, high = _allowed(needs[places], needs[others], times[others])
+            beyond = np.stack(_beyond(times[places, None], low, high)).sum(axis=-1)
+            for i in np.flatnonzero((2 * beyond > low.shape[1]).any(axis=0)):
+                if said := _against(times[places[i]], low[i], high[i]):
+                    words[group.index[places[i]]] = said
     return words
 
 
 def _allowed(need: np.ndarray, needs: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least and the longest time in µs that the neighbours with these needs and times allow: of those `NEAREST` that leave least room."""
+    """The least and the longest time in µs that neighbours with these needs (..., n, m) and times (..., n) allow a row that needs (..., m):
+    of those `NEAREST` that leave least room."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = need / needs
+        ratios = need[..., None, :] / needs
     ratios[~np.isfinite(ratios) | (ratios <= 0)] = 1.0  # nothing to compare: of gates no products, say
-    bounds = np.concatenate([ratios, np.ones((len(times), 1))], axis=1)
-    low, high = times * bounds.min(axis=1), times * bounds.max(axis=1)
-    nearest = np.argsort(high / low, kind="stable")[:NEAREST]
-    return low[nearest], high[nearest]
+    low, high = times * ratios.min(axis=-1, initial=1.0), times * ratios.max(axis=-1, initial=1.0)
+    nearest = np.argsort(high / low, axis=-1, kind="stable")[..., :NEAREST]
+    return np.take_along_axis(low, nearest, axis=-1), np.take_along_axis(high, nearest, axis=-1)
+
+
+def _beyond(time: Any, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which neighbours (..., n) say that a time is too long, and which that it is too short."""
+    return time > high * FACTOR, time < low / FACTOR
 
 
 def _against(time: float, low: np.ndarray, high: np.ndarray) -> str | None:
     """What speaks against a time for which neighbours allow from `low` to `high`, in words; None where most allow it."""
-    for beyond, bounds, word in ((time > high * FACTOR, high, "less"), (time < low / FACTOR, low, "more")):
+    for beyond, bounds, word in zip(_beyond(time, low, high), (high, low), ("less", "more"), strict=True):
         if 2 * beyond.sum() > len(bounds):
             expected = float(np.median(bounds))
             factor = max(time / expected, expected / time)
@@ -203,7 +214,23 @@ def _of_group(values: np.ndarray, needs: np.ndarray, nearest: int) -> list[np.nd
     points = None if len(values) <= FEW else _points(needs)
     if points is None:
         return [np.flatnonzero(values != value) for value in values]
-    from scipy.spatial import cKDTree  # takes a fifth of a second to import
+    return _of_all_pairs(values, points, nearest) if len(values) <= MANY else _of_tree(values, points, nearest)
+
+
+def _of_all_pairs(values: np.ndarray, points: np.ndarray, nearest: int) -> list[np.ndarray]:
+    """The places of the nearest with another value, for each point."""
+    found, by_coordinate, last = [], np.ascontiguousarray(points.T), min(nearest, len(points)) - 1
+    for value, point in zip(values, points, strict=True):
+        distances, other = np.abs(by_coordinate - point[:, None]).max(axis=0), values != value
+        distances[~other] = np.inf
+        limit = np.partition(distances, last)[last] * (1 + _MARGIN) + _MARGIN
+        found.append(np.flatnonzero((distances <= limit) & other))
+    return found
+
+
+def _of_tree(values: np.ndarray, points: np.ndarray, nearest: int) -> list[np.ndarray]:
+    """`_of_all_pairs`, of very many points in a fraction of the time."""
+    from scipy.spatial import cKDTree  # takes a third of a second to import
 
     tree, found, left, count = cKDTree(points), [np.empty(0, int)] * len(values), np.arange(len(values)), _FIRST
     while len(left):

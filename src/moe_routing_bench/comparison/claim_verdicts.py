@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.claims import UNITS, Check, Claim
+from moe_routing_bench.statistics import gmean
 
 REPRODUCED, NOT, ABSENT, NOT_RUNNABLE = "reproduced", "not reproduced", "no rows", "not runnable"
 HELD, NOT_HELD = "held", "not held"  # of our own figures
 VERDICTS = (NOT, REPRODUCED, NOT_HELD, HELD, ABSENT, NOT_RUNNABLE)  # in the order of a page
 _OF_THE_ROUTING = ("drop_rate", "token_drop_rate", "load_cv", "load_max_over_mean", "load_gini", "gate_entropy")
-_JOIN = {"gmean": stats.gmean, "min": np.min, "max": np.max, "median": np.median}
+_JOIN = {"gmean": gmean, "min": np.min, "max": np.max, "median": np.median}
 _GPU = re.compile(r"\b[A-Z]{1,2}\d{2,3}S?\b")  # H100, GB200, L40S; not HBM3
 _SMALLER_IS_BETTER = ("us", "ms")
 

@@ -9,6 +9,7 @@ Independent noise keeps the intervals of `intervals`: the models count only from
 that share rounds, count as one. `docs/coverage.py` simulates it.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -48,7 +49,8 @@ class _Models(NamedTuple):
 def shares(rows: Mapping[object, Sequence[np.ndarray]]) -> Shares | None:
     """How often each model holds, from the logarithms (n,) of the blocks or turns of each row, by cell; None where noise is
     independent as far as they tell, or there are fewer than `LEAST_ROWS`."""
-    cells = [[_likelihoods(known[0]) for known in map(_varied, cell) if known] for cell in rows.values()]
+    each_row = iter(_likelihoods_of_each([row for cell in rows.values() for row in cell]))
+    cells = [[known for known in itertools.islice(each_row, len(cell)) if known is not None] for cell in rows.values()]
     cells = [np.array(cell) for cell in cells if cell]
     if sum(map(len, cells)) < LEAST_ROWS:
         return None
@@ -108,9 +110,27 @@ def _varied(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def _likelihoods(deviations: np.ndarray) -> np.ndarray:
-    """The logarithm of the likelihood of Winsorised values (n,) under each model (m,), whatever their location and spread."""
-    models = _models(len(deviations))
-    return models.constants - (len(deviations) - 1) / 2 * np.log(deviations @ models.forms @ deviations)
+    """The logarithm of the likelihood of Winsorised values (..., n) under each model (..., m), whatever their location and spread."""
+    n = deviations.shape[-1]
+    models = _models(n)
+    forms = (deviations[..., None, None, :] @ models.forms)[..., 0, :] @ deviations[..., None]
+    return models.constants - (n - 1) / 2 * np.log(forms[..., 0])
+
+
+def _likelihoods_of_each(rows: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    """`_likelihoods` of rows that `_varied` lets through, None for the others: the same numbers, of many rows in a fraction of the time."""
+    found: list[np.ndarray | None] = [None] * len(rows)
+    places: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        places.setdefault(len(row), []).append(place)
+    for count, chosen in places.items():
+        if count >= _LEAST_VALUES:
+            deviations, middle = winsorised(np.array([rows[place] for place in chosen]))
+            varied = deviations.any(axis=1) & (middle.shape[1] > 1)
+            told = iter(_likelihoods(deviations[varied]))
+            for place in itertools.compress(chosen, varied):
+                found[place] = next(told)
+    return found
 
 
 @lru_cache(128)

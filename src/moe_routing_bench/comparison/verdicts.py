@@ -13,6 +13,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from moe_routing_bench.quantities import beyond_any_floor
+
 LEAST = 0.005  # of |ln ratio|: what no twins can take a floor below
 LEAST_TWINS = 5  # fewer say nothing of a percentile: those of a wider class are taken
 RATE = 0.05  # of false discoveries among the pairs called faster or slower
@@ -119,6 +121,20 @@ def judged(table: pd.DataFrame) -> pd.DataFrame:
         told = floor[rows.index].notna()
         found.loc[rows.index[told], name] = of_pairs(rows, column, floor[rows.index])[told]
     return found
+
+
+def assumed(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of a run, with a `best_verdict` for those of a GPU without a noise floor: FASTER or SLOWER beyond any floor, else UNDECIDED.
+
+    The column `assumed` is true of these rows.
+    """
+    open_ = (table["status"] == "ok") & table["noise_floor"].isna() & table["gpu_uuid"].notna()
+    open_ &= table["best_speedup"].notna() & table["best_verdict"].isna()
+    rows = table[open_]
+    ends = zip(rows["best_speedup_ci_low"].astype(float), rows["best_speedup_ci_high"].astype(float), strict=True)
+    found = [UNDECIDED if not beyond_any_floor(*pair) else FASTER if pair[0] > 1 else SLOWER for pair in ends]
+    verdicts_ = table["best_verdict"].where(~open_, pd.Series(found, rows.index, object))
+    return table.assign(best_verdict=verdicts_, assumed=open_)
 
 
 def with_verdicts(table: pa.Table) -> pa.Table:

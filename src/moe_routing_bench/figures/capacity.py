@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from moe_routing_bench.figures import palette, training_rows
 from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing
@@ -99,6 +98,8 @@ def floor(factor: float, tokens: int, top_k: int, experts: int) -> float:
     An expert's load X is Binomial(T, k/E) and its capacity C = ceil(factor · T k / E), at most T, so the share is
     E[(X - C)+] / E[X], with E[(X - C)+] = T p P(X' >= C) - C P(X > C) for X' ~ Binomial(T - 1, p), p = k/E.
     """
+    from scipy import stats  # takes a second to import
+
     p = top_k / experts
     limit = min(tokens, math.ceil(round(factor * tokens * p, 6)))
     excess = tokens * p * stats.binom.sf(limit - 1, tokens - 1, p) - limit * stats.binom.sf(limit, tokens, p)

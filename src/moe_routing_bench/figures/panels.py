@@ -8,7 +8,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
-from scipy.optimize import isotonic_regression
 
 from moe_routing_bench.figures.chart import DOUBTFUL, TOKENS, WARM, Chart, Scale, look
 from moe_routing_bench.figures.palette import OTHER, symbols
@@ -244,6 +243,8 @@ def _named(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
     gap = 1.25 * _LETTERS / (72 * axes.get_figure().get_size_inches()[1] / rows * 0.72)
     points = last[["x", "y"]].to_numpy()
     at = axes.transLimits.transform(axes.transScale.transform(points))[:, 1]
+    from scipy.optimize import isotonic_regression  # takes half a second to import, and few figures need it
+
     order, steps = np.argsort(at, kind="stable"), gap * np.arange(len(points))
     spread = isotonic_regression(at[order] - steps).x + steps  # nearest heights that keep the gap
     spread += max(0.0, -spread[0]) - max(0.0, spread[-1] - max(1.0, steps[-1]))

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from moe_routing_bench.statistics import holm
 from moe_routing_kernels.errors import bad
@@ -128,6 +127,8 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
     Without noise to estimate (one seed, or no seed in common) every pair is undecided. Seeds are blocks, so what a seed adds to all
     rules is no noise.
     """
+    from scipy import stats  # takes a second to import, which reports without training runs need not
+
     names = [str(name) for name in by_seed.columns]
     values = by_seed.to_numpy(float)
     seed, rule = np.nonzero(~np.isnan(values))
@@ -178,6 +179,8 @@ def against_none(
     `subject` has a place ``{}`` for the name. Intervals and both tests are corrected by Bonferroni for the number of contestants. Nothing is
     stated of fewer than two seeds, nor without noise.
     """
+    from scipy import stats  # takes a second to import, which reports without training runs need not
+
     found, count = {}, len(by_seed.columns)
     for name in by_seed.columns:
         values = by_seed[name].dropna().to_numpy(float)
@@ -224,6 +227,8 @@ def seeds_needed(noise: float, rules: int, pairs: int = 1, margin: float = MARGI
     Holm's is for the largest p. For two rules without a difference the power is 2 T((margin - t s) / s) - 1, with s = noise sqrt(2 / n)
     (Schuirmann 1987).
     """
+    from scipy import stats  # takes a second to import, which reports without training runs need not
+
     for seeds in range(2, _MOST_SEEDS):
         freedom, error = (seeds - 1) * (rules - 1), noise * (2 / seeds) ** 0.5
         reach = margin / error - float(stats.t.ppf(1 - ALPHA / pairs, freedom))

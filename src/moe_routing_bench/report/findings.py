@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 
 import pandas as pd
-from scipy import stats
 
 from moe_routing_bench.comparison import verdicts
 from moe_routing_bench.figures import row_groups
@@ -15,6 +14,7 @@ from moe_routing_bench.quantities import count
 from moe_routing_bench.report.costs import cost_of_capacity, cost_of_skew
 from moe_routing_bench.report.document import Sentence, made
 from moe_routing_bench.report.headlines import sound
+from moe_routing_bench.statistics import gmean
 
 _ABSENT, _DOUBTFUL = ": not measured.", "suspect, or did not converge and has no verdict"
 
@@ -87,14 +87,14 @@ def fastest(ok: pd.DataFrame, bench: str) -> str:
     wide = others[others["implementation"].isin(counts.index[counts >= counts.max() / 2])]
     speedups = wide.pivot_table(index="cell", columns="implementation", values="speedup")
     common = speedups.dropna()
-    best = str((speedups if common.empty else common).apply(stats.gmean, nan_policy="omit").idxmax())
+    best = str((speedups if common.empty else common).apply(lambda column: gmean(column.dropna())).idxmax())
     mine = wide[wide["implementation"] == best]
     return f"{bench}: {_against_best(mine, rows)}{_verdict(mine, best, base)}.{_rest(others, mine, best)}"
 
 
 def _verdict(mine: pd.DataFrame, best: str, base: str) -> str:
     """What the cells of the best implementation show against the baseline."""
-    mean, spread = stats.gmean(mine["speedup"]), f"{mine['speedup'].min():.2f}x to {mine['speedup'].max():.2f}x"
+    mean, spread = gmean(mine["speedup"]), f"{mine['speedup'].min():.2f}x to {mine['speedup'].max():.2f}x"
     low, counts = _judged(mine) if mine["verdict"].notna().any() else _intervals(mine)
     wide = int((mine["converged"] == False).sum())  # noqa: E712
     counts += f"; in {wide} the interval of the time stayed wider than asked" if wide else ""
@@ -133,7 +133,7 @@ def _against_best(mine: pd.DataFrame, rows: pd.DataFrame) -> str:
     ratios = pairs["best_speedup"].astype(float).fillna(pairs["rival_us"] / pairs["median_us"]).dropna()
     if ratios.empty:
         return ""
-    return f"against the fastest other implementation of each cell, {mine['implementation'].iloc[0]} is {stats.gmean(ratios):.2f}x as fast in the geometric mean ({ratios.min():.2f}x to {ratios.max():.2f}x); against the baseline, "
+    return f"against the fastest other implementation of each cell, {mine['implementation'].iloc[0]} is {gmean(ratios):.2f}x as fast in the geometric mean ({ratios.min():.2f}x to {ratios.max():.2f}x); against the baseline, "
 
 
 def _rest(others: pd.DataFrame, mine: pd.DataFrame, best: str) -> str:
@@ -142,7 +142,7 @@ def _rest(others: pd.DataFrame, mine: pd.DataFrame, best: str) -> str:
     ours = mine[[*keys, "median_us"]].rename(columns={"median_us": "ours_us"})
     both = others[others["implementation"] != best].merge(ours, on=keys)
     ratios = (both["median_us"] / both["ours_us"]).groupby(both["implementation"])
-    parts = [f"{name} {stats.gmean(one):.2f}x ({count(len(one), 'cell')})" for name, one in ratios]
+    parts = [f"{name} {gmean(one):.2f}x ({count(len(one), 'cell')})" for name, one in ratios]
     return f" {best} over each of the others, where both ran: {', '.join(parts)}." if parts else ""
 
 

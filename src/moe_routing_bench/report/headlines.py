@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.comparison import origins
+from moe_routing_bench.comparison import origins, verdicts
 from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UNDECIDED
 from moe_routing_bench.figures import row_groups
 from moe_routing_bench.quality import compare
-from moe_routing_bench.quantities import count, times, told_apart
+from moe_routing_bench.quantities import FLOOR_SAID, count, times, told_apart
 from moe_routing_bench.report.costs import formats, skew
 from moe_routing_bench.report.document import Dot, Sentence, made, pictured
 from moe_routing_bench.report.row_data import row_id
@@ -26,23 +26,28 @@ def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[
     """What the rules have to say of measurements and training runs, in the order of the report."""
     rows = sound(table)
     finals = None if trained is None else compare.finals(trained)
-    found = [made(fastest, rows, table), made(near_the_limit, rows), made(formats, table), made(skew, rows)]
+    told = verdicts.assumed(table)
+    found = [made(fastest, sound(told), told), made(near_the_limit, rows), made(formats, table), made(skew, rows)]
     if finals is not None and len(finals):
         found += [made(quality, finals), made(left_over, finals)]
     return [one for one in found if one is not None][:MOST]
 
 
 def unfound(table: pd.DataFrame) -> str:
-    """Why no rule says anything of the rows, in a sentence that is true of them: without twins nothing is judged, however far times are apart."""
+    """Why no rule says anything of the rows, in a sentence that is true of them: without twins only large differences are judged, and none on a CPU."""
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
     judged, twins = int(ok["best_verdict"].notna().sum()), int(ok["twin_speedup"].notna().sum())
     if not judged:
+        if len(ok) and not ok["best_speedup"].notna().any():
+            return "no cell has times of two implementations to compare."
         entered = (
             "no implementation was entered twice"
             if not twins
             else f"{count(twins, 'implementation')} {'was' if twins == 1 else 'were'} entered twice, and {LEAST_TWINS} are needed"
         )
-        return f"{entered}, so that differences are not judged; the rows have their intervals."
+        if not verdicts.assumed(ok)["best_verdict"].notna().any():
+            return f"{entered}, so that differences are not judged; the rows have their intervals."
+        return f"{entered}, so that differences up to {FLOOR_SAID} are not judged, and no sound row is faster by more."
     faster = int((sound(table)["best_verdict"] == FASTER).sum())
     if not faster:
         return f"of {count(judged, 'row')} with a verdict, none that is sound (converged or told apart, and not suspect) is faster than the best other implementation."
@@ -104,10 +109,14 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     judged = table[(table["bench"] == bench) & (table["status"] == "ok") & table["best_verdict"].notna()]
     quickest = judged.sort_values("median_us").groupby(["cell", row_groups.card(judged)], sort=False).head(1)
     suspect = int((quickest["suspect"] == True).sum())  # noqa: E712
+    known = not one.get("assumed", False)
+    noise = "beyond noise" if known else f"by more than {FLOOR_SAID}"
     more = f" ({suspect} more {'is' if suspect == 1 else 'are'} suspect)" if suspect else ""
     ratio = times(one["best_speedup"], one["best_speedup_ci_low"], one["best_speedup_ci_high"])
     where = f"in {_of_middle(wins)} of these" if len(wins) > 1 else "there"
-    text = f"{bench}: {name} is faster than the best other implementation, beyond noise, in {len(wins)} of {count(len(quickest) - suspect, 'cell')}{more}; {where} it is {ratio} as fast as {one['best_other']}{_own(one, judged)}, at {shape(one)}."
+    text = f"{bench}: {name} is faster than the best other implementation, {noise}, in {len(wins)} of {count(len(quickest) - suspect, 'cell')}{more}; {where} it is {ratio} as fast as {one['best_other']}{_own(one, judged)}, at {shape(one)}."
+    if not known:
+        text += f" Too few implementations were entered twice, so that differences up to {FLOOR_SAID} are not judged."
     its = judged[(judged["implementation"] == name) & (judged["suspect"] != True)]  # noqa: E712
     its = its.sort_values("best_speedup", ascending=False)
     edges = its[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
@@ -117,7 +126,7 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     ]
     return Sentence(
         text,
-        f"rows?filter=bench%3D{bench}+implementation%3D{name}+best_verdict%3D{FASTER}&sort=best_speedup",
+        f"rows?filter=bench%3D{bench}+implementation%3D{name}{f'+best_verdict%3D{FASTER}' * known}&sort=best_speedup",
         pictured(dots, "times as fast as the best other", "x", 1.0),
     )
 

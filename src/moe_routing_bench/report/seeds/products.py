@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
-from scipy import stats
 
 from moe_routing_bench.report.parts import ABSENT, Group, Table
 from moe_routing_bench.report.seeds import dispatch, divisor, figures, kernels, number
 from moe_routing_bench.report.seeds.kernels import FORMATS, Row, doubted, exactness, layers
+from moe_routing_bench.statistics import gmean
 
 _COLUMNS = (
     *("implementation", "phase", "tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "weights"),
@@ -127,4 +127,4 @@ def _means(measured: list[tuple[Row, dict[str, Row], int]], source: Mapping[str,
 def _mean(ratios: Iterable[float]) -> str:
     """The geometric mean of the ratios that are there."""
     there = [one for one in ratios if one == one]
-    return number(float(stats.gmean(there)), "x") if there else ABSENT
+    return number(gmean(there), "x") if there else ABSENT

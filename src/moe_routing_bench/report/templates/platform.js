@@ -79,7 +79,7 @@ function measuredParts(answer) {
   return [...parts, ...overParts(answer), small(...originOf(cell, fastest))];
 }
 // A pair in a column whose heading names the other; without a stored ratio it is of both medians (~).
-const shortPair = pair => `${pair.paired ? "" : "~"}${timesText(pair)} (${pair.verdict ?? "no verdict"})`;
+const shortPair = pair => `${pair.paired ? "" : "~"}${timesText(pair)} (${pair.verdict ?? "no verdict"}${pair.assumed ? `, by more than ${anyFloor.said}` : ""})`;
 function limitText(row) {
   const found = limitOf(row);
   return found ? `${share(found.share)} (${found.binds === "node" ? "empty graph node" : "roofline"})` : dash;

@@ -1,6 +1,9 @@
 // What all published rows of a platform say to a question, as `moe-routing-bench ask` says it: pure functions, which follow answers/ in Python function by function.
 // A cell is {run, bench, cell, card, axes, model, day, rows, …}; a question holds the values that the reader gave. `rules` has what Python's tables say: axes, reads, rule, ours, models.
 
+// The gap of ln ratio beyond which no noise floor is needed, and its words (quantities.py).
+const anyFloor = {ln: 0.1, said: "11 %"};
+
 // The cells of a page and their rows, in the order in which `ask` reads them.
 function publishedCells(page, rules) {
   const columnsOf = held => Object.entries(held).map(([name, packed]) => [name, row => at(packed, row)]), read = columnsOf(page.cells), axes = new Map(read), rowsOf = columnsOf(page.rows);
@@ -46,6 +49,10 @@ const rivalOf = (cell, rules) => timed(cell).find(row => !isOurs(row, rules)) ??
 const endsOver = (row, other) => [row.ci_low_us, other.ci_low_us].includes(null) ? [null, null] : [row.ci_low_us / other.ci_high_us, row.ci_high_us / other.ci_low_us];
 // How a row compares with another of its cell: by the stored ratio of either, or else by the intervals of both times.
 function pairOf(row, other) {
+  const pair = plainPair(row, other), known = pair.verdict === null && !row.card.startsWith("host ") && pair.low !== null, most = Math.exp(anyFloor.ln);
+  return {...pair, ...(known && (pair.low > most || pair.high < 1 / most) ? {verdict: pair.ratio > 1 ? "faster" : "slower", assumed: true} : {assumed: false})};
+}
+function plainPair(row, other) {
   const held = stored(row, other);
   if (held) return {...held, name: row.implementation, paired: true};
   const ratio = other.median_us / row.median_us, [low, high] = endsOver(other, row);
@@ -53,13 +60,13 @@ function pairOf(row, other) {
   const verdict = row.noise_floor === null || low === null ? null : apart ? ratio > 1 ? "faster" : "slower" : "undecided";
   return {name: row.implementation, other: other.implementation, ratio, low, high, verdict, paired: false};
 }
-const pairText = pair => `${timesText(pair)} as fast as ${pair.other} (${pair.verdict ?? "no verdict, too few twins"}${pair.paired ? "" : ", from both medians"})`;
+const pairText = pair => `${timesText(pair)} as fast as ${pair.other} (${pair.verdict ?? "no verdict, too few twins"}${pair.assumed ? ` by more than ${anyFloor.said}, no noise floor` : ""}${pair.paired ? "" : ", from both medians"})`;
 // The implementation that the stored verdict calls the fastest (null: no verdict names one), and a sentence on it.
 function winnerOf(cell) {
   const [first, ...others] = timed(cell), name = first.implementation;
   if (!others.length) return {name: null, sentence: `${name} is the only implementation with a time`};
-  const best = others.find(row => row.implementation === first.best_other) ?? others[0], other = best.implementation, {verdict} = pairOf(first, best);
-  if (verdict === "faster") return {name, sentence: `${name} is the fastest`};
+  const best = others.find(row => row.implementation === first.best_other) ?? others[0], other = best.implementation, {verdict, assumed} = pairOf(first, best);
+  if (verdict === "faster") return {name, sentence: `${name} is the fastest${assumed ? ` by more than ${anyFloor.said} (no noise floor: too few twins in the run)` : ""}`};
   const said = {
     same: `${name} and ${other} are the same within the noise`, undecided: `${name} has the lowest median, but the measurement does not tell it from ${other}`,
     slower: `${name} has the lowest median, but ${other} is faster in pairs`,
