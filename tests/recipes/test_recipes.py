@@ -185,13 +185,15 @@ def test_tests_that_notice_a_new_entry_are_known(body: str, noticed: bool, tmp_p
     assert not noticing.tests(path)
 
 
+@pytest.mark.timeout(900)  # as long as two cores that others use take for three thousand tests
 def test_no_recipe_turns_a_test_red(tmp_path: Path) -> None:
     """All recipes together, then every test of the fast lane that could notice. `make recipes` runs the whole lane."""
     tree(tmp_path)
     files = [path for path in (tmp_path / "tests").glob("*/test_*.py") if path.parent.name not in ELSEWHERE]
     tests = [test for path in sorted(files) for test in noticing.tests(path)]
     assert len(tests) > 200
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "-m", "not slow", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--workers", "2"]
+    command += ["-m", "not slow", *tests]
     variables = environment(tmp_path) | {forks.SHARED: str(forks.programs())}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
