@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moe_routing_bench.quality.placement import capacity, place
 from moe_routing_bench.quality.stage_clock import NO_CLOCK, Clock
+from moe_routing_bench.quality.token_dispatch import capacity, place
 from moe_routing_kernels import ops
 from moe_routing_kernels.routers.learned import in_float32
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, tolerance
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.formats import FORMATS, Format, dequantise, quantisation, quantise

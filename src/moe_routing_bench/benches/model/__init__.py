@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
 from moe_routing_bench.benches.experts import BENCH as EXPERTS
 from moe_routing_bench.benches.experts import WEIGHTS
-from moe_routing_bench.benches.model.architectures import MOST_LAYERS
+from moe_routing_bench.benches.model.published_models import MOST_LAYERS
 from moe_routing_kernels.implementations import chosen_by_name, listed
 
 _PEER = Peer("transformers", "transformers", "pip install -e '.[peers]'")
