@@ -13,13 +13,13 @@ from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels.errors import one_line
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-# In errors of torch and of CUDA, and of a library that was loaded below a limit of memory.
-_OF_MEMORY = ("not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# In errors of torch and of CUDA, of system calls, of the dynamic loader and of C++ below a limit of memory.
+_OF_MEMORY = (
+    *("not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("Cannot allocate memory", "cannot allocate memory", "failed to map segment", "bad_alloc"),
+)
 CGROUPS = Path("/sys/fs/cgroup")
 _MACHINE, _MEMBERSHIP = Path("/proc/vmstat"), Path("/proc/self/cgroup")
-
-
-_OF_MEMORY += ("Cannot allocate memory", "cannot allocate memory", "failed to map segment", "bad_alloc")
 
 
 def described(error: BaseException) -> tuple[str, str]:

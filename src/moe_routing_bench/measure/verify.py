@@ -45,7 +45,7 @@ _ELSEWHERE = 0.2  # share of the computing in a call that other threads may do, 
 
 
 def verify(job: Job, candidate: Candidate, sets: Sets, thorough: bool = False) -> None:
-    """Raise `Failure` unless the timed calls of `one` are right, keep to their outputs and leave nothing running.
+    """Raise `Failure` unless the timed calls of `candidate` are right, keep to their outputs and leave nothing running.
 
     Raises `Tainted` where inputs were changed before. `thorough` also runs a rotation by itself, on scarred outputs and on `near` values,
     and looks at what the stages of a composite hand on, on values drawn after binding. What is timed is loaded in the end.

@@ -27,7 +27,7 @@ class Seen:
     ids_TK: Tensor | None  # None for soft MoE
     kept_TK: Tensor | None
     scores_TE: Tensor
-    seated_by: str = "position"  # how a capacity seats them, see `placement.place`: "position" or "choice"
+    seated_by: str = "position"  # how a capacity seats them, see `token_dispatch.place`: "position" or "choice"
 
 
 class Experts(nn.Module):

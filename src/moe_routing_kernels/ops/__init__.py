@@ -146,7 +146,7 @@ def experts(
 
     offsets (E + 1,) int32 says which rows are whose; w13 (E, 2 I, H) holds gates above ups, or (E, I, H) of `relu2`; w2 is
     (E, H, I). Activations: ``swiglu``, ``geglu``, ``relu2``, ``swiglu_limit10`` (or another number:
-    clamped), ``swiglu_oai``, which has biases b13 (E, 2 I) and b2 (E, H), and ``swiglu_oai_unbiased`` (`kernels.experts`).
+    clamped), ``swiglu_oai``, which has biases b13 (E, 2 I) and b2 (E, H), and ``swiglu_oai_unbiased`` (`moe_routing_kernels.experts`).
     In float16 an activated number or a row beyond 65504 is infinite, on every device, and what `combine` makes of it infinite or NaN,
     whatever its weight: use bfloat16 for models made in it.
     Rows from offsets[E] on are of no expert: what y and the gradient hold there is undefined, and `combine` never reads it.
