@@ -24,7 +24,7 @@ _MACHINE, _MEMBERSHIP = Path("/proc/vmstat"), Path("/proc/self/cgroup")
 
 def described(error: BaseException) -> tuple[str, str]:
     """The status of an implementation that raised this, `out_of_memory` or `crashed`, and the reason."""
-    text = said(error)
+    text = with_place(error)
     kinds = {
         kind.__name__ for kind in type(error).__mro__
     }  # torch, which has one, could not be imported for want of memory
@@ -32,7 +32,7 @@ def described(error: BaseException) -> tuple[str, str]:
     return "out_of_memory" if memory else "crashed", text
 
 
-def said(error: BaseException) -> str:
+def with_place(error: BaseException) -> str:
     """An error and its place in one line."""
     return one_line(f"{type(error).__name__}: {error} ({_place(error)})", 300)
 

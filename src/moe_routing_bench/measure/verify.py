@@ -135,8 +135,8 @@ def _alternate(job: Job, candidate: Candidate, sets: Sets) -> None:
         timer.lone()
         if i == whole or sets.scarred(places, range(len(timer.returned))):
             unlike = unlike_any(candidate, sets) or unshared(candidate, sets)
-            found = Check(error=unlike) if unlike else differences(job, candidate, sets)
-            candidate.check = both(candidate.check, found)
+            compared = Check(error=unlike) if unlike else differences(job, candidate, sets)
+            candidate.check = both(candidate.check, compared)
             if candidate.check.error:
                 raise Failure("incorrect", candidate.check.error)
 

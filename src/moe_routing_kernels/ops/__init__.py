@@ -163,7 +163,7 @@ def experts(
 
 def _learns(*tensors: Tensor | None) -> bool:
     """Whether any of these wants a gradient."""
-    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:

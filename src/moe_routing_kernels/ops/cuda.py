@@ -80,7 +80,7 @@ def experts(
 def _weights(offsets: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None) -> dict[str, Tensor]:
     """What kernels of experts read beside rows, by their names; biases where there are any."""
     given = {"offsets": offsets, "w13": w13, "w2": w2} | ({} if b13 is None or b2 is None else {"b13": b13, "b2": b2})
-    return {name: ready(one) for name, one in given.items()}
+    return {name: ready(tensor) for name, tensor in given.items()}
 
 
 def keeps_preact(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:

@@ -97,7 +97,7 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     name, reason = expert_modules.activation(module)
     reason = reason or _in_place(module)
     if reason == _NOT_KEPT and _options["copies"] is None:
-        weight_layouts.warn_without(module, [getattr(module, one) for one in _names(module)])
+        weight_layouts.warn_without(module, [getattr(module, weight) for weight in _names(module)])
     if reason:
         return _in_turn(module, x, top_k_index, top_k_weights).to(hidden_states.dtype)
     w13, w2, b13, b2 = _weights(module, x.dtype)
@@ -118,7 +118,7 @@ def _in_place(module: Any) -> str:
         return "its weights lie otherwise, and a compiled graph would rearrange them in every call"
     if not _options["copies"]:
         return _NOT_KEPT
-    if not all(_keeps(getattr(module, one)) for one in _names(module)):
+    if not all(_keeps(getattr(module, name)) for name in _names(module)):
         return "its weights lie otherwise, and are no plain parameters, whose copies could be kept"
     return ""
 
@@ -133,26 +133,26 @@ def _rearranged(module: Any) -> bool:
 
 def _trained(module: Any) -> bool:
     """Whether a gradient of the experts' own weights is wanted."""
-    return torch.is_grad_enabled() and any(getattr(module, one).requires_grad for one in _names(module))
+    return torch.is_grad_enabled() and any(getattr(module, name).requires_grad for name in _names(module))
 
 
 def _weights(module: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """w13, w2, b13 and b2 of `dtype` as operators take them."""
     interleaved = module.has_gate and not module.is_concatenated
-    found: list[Tensor | None] = []
+    arranged: list[Tensor | None] = []
     for name, turns in zip(_names(module), (interleaved, False), strict=True):
         weight, way = getattr(module, name), (module.is_transposed, turns)
         if not any(way):
-            found.append(weight.to(dtype))
+            arranged.append(weight.to(dtype))
         elif (torch.is_grad_enabled() and weight.requires_grad) or not _keeps(weight):
             weight_layouts.drop(module, name)
-            found.append(weight_layouts.arranged(weight.to(dtype), *way))
+            arranged.append(weight_layouts.arranged(weight.to(dtype), *way))
         else:
-            found.append(weight_layouts.kept(module, name, dtype, *way))
+            arranged.append(weight_layouts.kept(module, name, dtype, *way))
     for name, turns in zip(_names(module), (interleaved, False), strict=True):
         bias = getattr(module, f"{name}_bias") if module.has_bias else None
-        found.append(None if bias is None else weight_layouts.arranged(bias.to(dtype), False, turns))
-    w13, w2, b13, b2 = found
+        arranged.append(None if bias is None else weight_layouts.arranged(bias.to(dtype), False, turns))
+    w13, w2, b13, b2 = arranged
     assert w13 is not None and w2 is not None, "experts have weights"
     if _rearranged(module) and not _trained(module):
         weight_layouts.warn(module, [w13, w2])
@@ -165,7 +165,7 @@ def _keeps(weight: Any) -> bool:
 
 
 def _scores(top_k_weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights of tokens as `combine` takes them beside rows of `dtype`."""
+    """The weights of tokens as `combine` takes them with rows of `dtype`."""
     return top_k_weights if top_k_weights.dtype == dtype else top_k_weights.to(wide(dtype))
 
 

@@ -88,7 +88,7 @@ def _of_layout(module: Any) -> str:
 
 
 def _mebibytes(weights: list[Tensor]) -> float:
-    return sum(one.numel() * one.element_size() for one in weights) / 2**20
+    return sum(weight.numel() * weight.element_size() for weight in weights) / 2**20
 
 
 def _stamp(weight: Tensor) -> tuple:
