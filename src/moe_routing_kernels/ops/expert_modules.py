@@ -1,6 +1,6 @@
 """What an experts module of the transformers library computes, in our operators' terms: an activation of ours, or a reason why none.
 
-A module says by its flags how its weights lie. What it computes between its products is tried, not guessed: its own gate function, or
+A module says by its flags how its weights lie. What it computes between its GEMMs is tried, not guessed: its own gate function, or
 its activation where it has no gate, is run once on a grid of numbers in float64, beyond its limits, and compared with every activation of
 ours that its attributes allow: two classes may have the same attributes and other formulas.
 """

@@ -189,7 +189,7 @@ def activated(activation: str, preact: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _preact(rows: Tensor, w13: Tensor, b13: Tensor | None) -> Tensor:
-    """The first product of an expert: rows (n, H), w13 (N, H), b13 (N,) or None -> (n, N), of `wide`."""
+    """The up GEMM of an expert, before its activation: rows (n, H), w13 (N, H), b13 (N,) or None -> (n, N), of `wide`."""
     preact = rows.to(wide(rows.dtype)) @ w13.to(wide(rows.dtype)).T
     return preact if b13 is None else preact + b13
 
@@ -208,7 +208,7 @@ def experts_backward(
 ) -> list[Tensor | None]:
     """grad (R, H) of y -> those of rows (zero in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
-    Sums (R, N) of the first product that were kept are not computed again; rows are then read for the gradient of w13 alone.
+    Pre-activations (R, N) that were kept are not computed again; rows are then read for the gradient of w13 alone.
     """
     likes = (grad, w13, w2, b13, b2)
     gradients = [

@@ -5,10 +5,10 @@ Experts whose activation is one of ours (`expert_modules`) run as `ops.fused_exp
 gpt-oss do, they are rearranged in the graph while they are trained; while they are frozen only with ``register(copies=True)``, which keeps
 them a second time (`weight_layouts`): torch does not count writes through ``.data``, such as those of a merged adapter or of weights that
 another process sends, after which a copy would be wrong in silence until `forget` drops it. For
-all others (`unsupported` says why) token rows are grouped by `ops.permute` and `ops.pack` and summed by `ops.combine`, the two products
+all others (`unsupported` says why) token rows are grouped by `ops.permute` and `ops.pack` and summed by `ops.combine`, the two GEMMs
 are `torch.nn.functional.grouped_mm`, and what a model computes between these stays its own.
 
-Dtypes are the library's: products are of autocast's dtype where it is on, else of the weights', and the result has that of the tokens.
+Dtypes are the library's: GEMMs are of autocast's dtype where it is on, else of the weights', and the result has that of the tokens.
 Read from transformers 5.17 to 5.23, ``integrations/moe.py``.
 """
 
@@ -36,7 +36,7 @@ def register(copies: bool | None = None) -> str:
     """Make the library know `experts` as an experts implementation; returns its name. Raises `UserError` without the library.
 
     `copies`: whether frozen weights in another layout than our kernels take are kept a second time. Call `forget` after every write to them
-    that torch does not count. Without, those experts run torch's products, which read the weights themselves; None is without, and says
+    that torch does not count. Without, those experts run torch's grouped GEMMs, which read the weights themselves; None is without, and says
     so once.
     """
     try:
@@ -106,7 +106,7 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
 
 
 def unsupported(module: Any) -> str | None:
-    """Why an experts module runs torch's products between our operators, or None where it runs as `ops.fused_experts`."""
+    """Why an experts module runs torch's grouped GEMMs between our operators, or None where it runs as `ops.fused_experts`."""
     return expert_modules.activation(module)[1] or _in_place(module) or None
 
 
@@ -170,25 +170,27 @@ def _scores(top_k_weights: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _in_turn(module: Any, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """`experts` by torch's products, with the module's own activation between them."""
+    """`experts` by torch's grouped GEMMs, with the module's own activation between them."""
     _, offsets, order, inverse = ops.permute(top_k_index, module.num_experts)
     rows = ops.pack(x, order, inverse)
     expert = (
         top_k_index.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1).long() if module.has_bias else None
     )
-    # Products leave undefined numbers in rows of no expert, and so do their gradients. What a model computes between them may have
+    # Grouped GEMMs leave undefined numbers in rows of no expert, and so do their gradients. What a model computes between them may have
     # parameters, as biases are: masks keep these rows out of its inputs and out of the gradients that reach it.
     nowhere = (order < 0).unsqueeze(1)
     up, down = _names(module)
-    inner = _product(module, up, rows, offsets, expert, nowhere)
+    inner = _grouped_gemm(module, up, rows, offsets, expert, nowhere)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-    y = _product(module, down, inner.to(x.dtype).masked_fill(nowhere, 0), offsets, expert, nowhere)
+    y = _grouped_gemm(module, down, inner.to(x.dtype).masked_fill(nowhere, 0), offsets, expert, nowhere)
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
     return ops.combine(y, inverse, _scores(top_k_weights, y.dtype))
 
 
-def _product(module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None, nowhere: Tensor) -> Tensor:
+def _grouped_gemm(
+    module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None, nowhere: Tensor
+) -> Tensor:
     """rows (R, K) times the weights of each row's expert (R,), and its bias where `expert` is given; zero `nowhere` (R, 1)."""
     weight = getattr(module, name).to(rows.dtype)
     out = F.grouped_mm(rows, weight if module.is_transposed else weight.transpose(1, 2), offs=offsets[1:])
