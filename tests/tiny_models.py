@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
-from moe_routing_bench.benches.model.architectures import ARCHITECTURES, Architecture
+from moe_routing_bench.benches.model.published_models import ARCHITECTURES, Architecture
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell
 

@@ -11,7 +11,7 @@ import cutlass
 import cutlass.cute as cute
 import numpy as np
 
-from moe_routing_bench.workload.rows import row_map
+from moe_routing_bench.workload.row_map import row_map
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.permute import RowLayout, capacity_of
 

@@ -12,7 +12,7 @@ from moe_routing_bench.benches.checks import Assignment, Check, Cost, tolerance
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.workload.draw import again, draw_ids, draw_routing, generator, randn
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.formats import FORMATS

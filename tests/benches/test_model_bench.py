@@ -10,8 +10,8 @@ from torch import Tensor
 
 import tiny_models
 from moe_routing_bench.benches.checks import Cost, tolerance
-from moe_routing_bench.benches.model import definition, library, step
-from moe_routing_bench.benches.model.architectures import ARCHITECTURES, CONTEXT
+from moe_routing_bench.benches.model import definition, step, weight_views
+from moe_routing_bench.benches.model.published_models import ARCHITECTURES, CONTEXT
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import cell_of
@@ -77,8 +77,8 @@ def test_an_architecture_is_that_of_the_preset(name: str) -> None:
 def test_a_model_of_full_size_has_as_many_parameters_as_its_checkpoint(name: str, parameters: int) -> None:
     """As the checkpoints' model cards count them."""
     sizes = {axis: value for axis, value in presets.values(published()[name]).items() if axis in BENCH.axes}
-    found = library.slots(
-        library.skeleton(definition.problem(cell_of("model", tokens=1, **sizes).but(model=name)), "eager")
+    found = weight_views.slots(
+        weight_views.skeleton(definition.problem(cell_of("model", tokens=1, **sizes).but(model=name)), "eager")
     )
     assert sum(one.size for one in found.values()) == parameters
 
@@ -86,7 +86,7 @@ def test_a_model_of_full_size_has_as_many_parameters_as_its_checkpoint(name: str
 def test_parameters_lie_one_after_another_and_are_not_copied() -> None:
     """Each begins at a multiple of 16 bytes; a model takes no memory of its own."""
     cell, inputs, _ = case()
-    weights, model = inputs["weights"], library.over(definition.problem(cell), inputs["weights"], "eager")
+    weights, model = inputs["weights"], weight_views.over(definition.problem(cell), inputs["weights"], "eager")
     end = weights.data_ptr()
     for name, parameter in model.named_parameters():
         assert parameter.data_ptr() % 16 == 0 and 0 <= parameter.data_ptr() - end < 256, name
@@ -107,8 +107,8 @@ def test_weights_are_drawn_by_the_seed_and_keep_the_variance() -> None:
 
 def _plain(cell, weights: Tensor):
     """The experts' answers as the reference computes them."""
-    found = library.over(definition.problem(cell), weights, "eager")
-    own = [{"w13": one.gate_up_proj, "w2": one.down_proj} for _, one in library.experts(found)]
+    found = weight_views.over(definition.problem(cell), weights, "eager")
+    own = [{"w13": one.gate_up_proj, "w2": one.down_proj} for _, one in weight_views.experts(found)]
     return lambda layer, *given: definition.mixture(cell, own[layer], *given)
 
 
@@ -125,7 +125,9 @@ def test_the_model_in_float32_is_the_librarys(name: str, phase: str) -> None:
     for layer, ids in enumerate(expected["topk_ids"]):
         assert torch.equal(ids, want[f"topk_ids.{layer}"])
         torch.testing.assert_close(expected["topk_weights"][layer], want[f"topk_weights.{layer}"])
-    assert len(expected["topk_ids"]) == len(list(library.experts(library.skeleton(definition.problem(cell), "eager"))))
+    assert len(expected["topk_ids"]) == len(
+        list(weight_views.experts(weight_views.skeleton(definition.problem(cell), "eager")))
+    )
 
 
 @pytest.mark.parametrize("name", tiny_models.NAMES)
@@ -137,16 +139,16 @@ def test_a_decoding_step_goes_on_where_a_prefill_ended(name: str) -> None:
     cell = tiny_models.cell(name, tokens=2, phase="decode", dtype="fp32")
     problem = definition.problem(cell)
     weights = definition.shared(cell, 3, "cpu")["weights"]
-    model = library.over(problem, weights, "eager")
+    model = weight_views.over(problem, weights, "eager")
     ids, cache = torch.randint(96, (2, CONTEXT + 1)), DynamicCache()
-    whole = library.forward(model, ids, None, None)
+    whole = weight_views.forward(model, ids, None, None)
     with torch.no_grad():
         model.get_decoder()(input_ids=ids[:, :-1], past_key_values=cache, use_cache=True)
     keys, values = (torch.stack([getattr(layer, kind) for layer in cache.layers]) for kind in ("keys", "values"))
     drawn = definition.build(cell, 3, "cpu")
     assert (keys.shape, values.shape) == (drawn["keys"].shape, drawn["values"].shape)
     counts = keys._version, values._version
-    found = library.forward(model, ids[:, -1:], keys, values)
+    found = weight_views.forward(model, ids[:, -1:], keys, values)
     torch.testing.assert_close(found["logits"], whole["logits"], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found["hidden"], whole["hidden"].view(2, CONTEXT + 1, -1)[:, -1], rtol=1e-4, atol=1e-5)
     assert (keys._version, values._version) == counts and keys.shape[3] == CONTEXT
@@ -200,8 +202,8 @@ def test_a_form_is_pinned(form: str, phase: str, monkeypatch: pytest.MonkeyPatch
 
 def faults(cell, inputs: dict[str, Tensor], found: dict[str, Tensor]):
     """Wrong outputs by what the check should say of them: experts of one layer swapped, a route dropped, weights forgotten, ..."""
-    own = library.over(definition.problem(cell), inputs["weights"], "eager")
-    one = next(module for at, (_, module) in enumerate(library.experts(own)) if at == 1)
+    own = weight_views.over(definition.problem(cell), inputs["weights"], "eager")
+    one = next(module for at, (_, module) in enumerate(weight_views.experts(own)) if at == 1)
     weights = {"w13": one.gate_up_proj, "w2": one.down_proj}
     x, ids, scales = (found[f"{key}.1"] for key in step.HANDED[:3])
     turned = torch.arange(cell.experts)

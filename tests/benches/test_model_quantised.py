@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import tiny_models
-from moe_routing_bench.benches.model import definition, library, step
+from moe_routing_bench.benches.model import definition, step, weight_views
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_kernels.experts import dequant
@@ -61,8 +61,8 @@ def test_quantised_experts_are_inputs_of_their_own_and_no_parameters() -> None:
         }.items()
     }
     assert not torch.equal(inputs["w13.0"], inputs["w13.1"])
-    model = library.over(definition.problem(cell), inputs["weights"], "eager")
-    assert all(one.gate_up_proj.is_meta and one.down_proj.is_meta for _, one in library.experts(model))
+    model = weight_views.over(definition.problem(cell), inputs["weights"], "eager")
+    assert all(one.gate_up_proj.is_meta and one.down_proj.is_meta for _, one in weight_views.experts(model))
     plain = definition.shared(cell.but(weights="bf16"), 3, "cpu")
     assert plain.keys() == {"weights"}
     assert len(plain["weights"]) - len(inputs["weights"]) == 2 * 6 * 3 * 24 * 32

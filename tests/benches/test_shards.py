@@ -11,7 +11,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.measure import supervisor
 from moe_routing_bench.workload.draw import again
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.experts import Experts

@@ -640,7 +640,7 @@ def test_an_error_and_its_place_are_one_line_of_at_most_300_characters():
     def said(text: str) -> str:
         with pytest.raises(ZeroDivisionError) as error:
             raise ZeroDivisionError(text)
-        return faults.said(error.value)
+        return faults.with_place(error.value)
 
     free = 300 - len(said(""))
     assert len(said("x" * free)) == len(said("x" * (free + 1))) == len(said("long\n" * 200)) == 300

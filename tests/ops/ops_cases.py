@@ -11,7 +11,7 @@ from torch import Tensor
 
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.workload.draw import draw_ids, generator
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.gate import FUSED
 from moe_routing_kernels.ops import backends, cuda, reference

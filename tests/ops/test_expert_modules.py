@@ -310,7 +310,7 @@ def test_what_copies_would_bring_and_cost_is_told_once():
         ours.experts(module_of("gpt_oss", intermediate_size=36), *inputs())
         ours.experts(module_of("qwen3"), *inputs())
     (message,) = [str(entry.message) for entry in caught if "layout" in str(entry.message)]
-    for part in ("GptOssExperts", "torch's products", "register(copies=True)", "forget(model)", ".data"):
+    for part in ("GptOssExperts", "torch's grouped GEMMs", "register(copies=True)", "forget(model)", ".data"):
         assert part in message
 
 

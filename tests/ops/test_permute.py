@@ -6,7 +6,7 @@ from torch.library import opcheck
 
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.workload.draw import draw_ids, generator
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.permute import LAYOUTS

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moe_routing_bench.quality import moe_layer, placement
+from moe_routing_bench.quality import moe_layer, token_dispatch
 from moe_routing_bench.quality.stage_clock import STAGES, StageClock
 from moe_routing_kernels.routers import learned
 
@@ -69,7 +69,7 @@ def naive(one: moe_layer.MoE, x: Tensor, ids: Tensor, weights: Tensor, kept: Ten
 def test_place_keeps_whom_the_policy_says(policy: str, limit: int | None, padded: bool) -> None:
     """As many as fit; each in a row of its expert that no one else has; padding names the token of zeros."""
     ids, weights = choices(extra=2)
-    placed = placement.place(ids, weights, EXPERTS, limit, policy, padded)
+    placed = token_dispatch.place(ids, weights, EXPERTS, limit, policy, padded)
     room = limit or len(ids)
     start, rows = 0, placed.choice_R.tolist()
     for e in range(EXPERTS):
@@ -86,7 +86,7 @@ def test_place_keeps_whom_the_policy_says(policy: str, limit: int | None, padded
         assert sorted(rows[start : start + len(kept)]) == [3 * t + j for t, j in kept]
         end = int(placed.ends_E[e])
         assert set(rows[start + len(kept) : end]) <= {ids.numel()}
-        assert padded or end % placement.ALIGN == 0
+        assert padded or end % token_dispatch.ALIGN == 0
         start = end
     assert start <= len(rows) and set(rows[start:]) <= {ids.numel()}
     assert not placed.kept_TK[(ids < 0) | (ids >= EXPERTS)].any()
@@ -96,11 +96,12 @@ def test_second_choices_wait_for_all_first_ones() -> None:
     """GShard 2006.16668 algorithm 1: the second choice of token 0 does not take the room of the first choice of token 1."""
     ids, weights = torch.tensor([[0, 1], [1, 0]], dtype=torch.int32), torch.full((2, 2), 0.5)
     kept = {
-        policy: placement.place(ids, weights, 2, 1, policy, True).kept_TK.tolist() for policy in ("position", "choice")
+        policy: token_dispatch.place(ids, weights, 2, 1, policy, True).kept_TK.tolist()
+        for policy in ("position", "choice")
     }
     assert kept == {"position": [[True, True], [False, False]], "choice": [[True, False], [True, False]]}
-    assert placement.ranks(ids, 2, "choice").tolist() == [[0, 1], [0, 1]]
-    assert placement.ranks(ids, 2, "position").tolist() == [[0, 0], [1, 1]]
+    assert token_dispatch.ranks(ids, 2, "choice").tolist() == [[0, 1], [0, 1]]
+    assert token_dispatch.ranks(ids, 2, "position").tolist() == [[0, 0], [1, 1]]
     by_rule = {
         name: learned.build(name, dim=4, experts=4, top_k=2, network="linear").seated_by
         for name in ("softk", "gshard_top2")
@@ -112,9 +113,9 @@ def test_random_drops_are_spread_over_the_batch() -> None:
     """Position order would drop the later half of tokens that all want one expert."""
     ids, weights = torch.zeros(1000, 1, dtype=torch.int32), torch.ones(1000, 1)
     torch.manual_seed(0)
-    kept = placement.place(ids, weights, 2, 500, "random", True).kept_TK[:, 0]
+    kept = token_dispatch.place(ids, weights, 2, 500, "random", True).kept_TK[:, 0]
     assert 200 < int(kept[500:].sum()) < 300
-    assert not placement.place(ids, weights, 2, 500, "position", True).kept_TK[500:].any()
+    assert not token_dispatch.place(ids, weights, 2, 500, "position", True).kept_TK[500:].any()
 
 
 @pytest.mark.parametrize("factor", [None, 0.5, 0.9])
@@ -196,7 +197,7 @@ def test_soft_slots_are_mixtures_of_their_sequence() -> None:
 @pytest.mark.parametrize(("factor", "rows"), [(1.0, 10), (1.1, 11), (1.25, 13), (100.0, 20), (None, None)])
 def test_capacity_rounds_up(factor: float | None, rows: int | None) -> None:
     """ceil(factor T k / E); 1.1 is eleven tenths; no more than all tokens."""
-    assert placement.capacity(20, 2, 4, factor) == rows
+    assert token_dispatch.capacity(20, 2, 4, factor) == rows
 
 
 def test_every_stage_is_timed_forwards_and_backwards() -> None:

@@ -102,20 +102,6 @@ def test_what_is_stated_against_none_is_corrected_for_the_rules() -> None:
     assert family.against_none(table.iloc[:1], "{}") == {}
 
 
-def test_all_pairs_hold_where_the_weakest_does() -> None:
-    """Intersection-union: the largest p, and no pair of another verdict."""
-    alike = family.Pair("a", "b", 0.001, -0.002, 0.004, 0.9, 0.01, 0.01, 5)
-    weaker = dataclasses.replace(alike, worse="c", p_equivalent=0.04)
-    apart = dataclasses.replace(alike, worse="d", effect=0.1, low=0.09, high=0.11, p=1e-6, p_equivalent=1.0)
-    assert family.all_hold([alike, weaker], family.EQUIVALENT) == (True, 0.04)
-    undecided = dataclasses.replace(weaker, p_equivalent=0.06)
-    assert family.all_hold([alike, undecided], family.EQUIVALENT) == (False, 0.06)
-    for verdict in (family.EQUIVALENT, family.DIFFERENT):
-        assert not family.all_hold([alike, apart], verdict)[0]
-    assert family.all_hold([apart], family.DIFFERENT) == (True, 1e-6)
-    assert family.all_hold([], family.EQUIVALENT) == (False, 1.0)
-
-
 def test_the_power_of_an_equivalence_is_that_of_draws() -> None:
     """With as many seeds as are asked for, four fifths of equal pairs pass, and with half of them far fewer."""
     needed = family.seeds_needed(0.0087, 2)

@@ -10,7 +10,7 @@ import pytest
 from moe_routing_bench import packages
 from moe_routing_bench.cli.status import ENGINE, plan
 from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, Run
-from moe_routing_bench.quality import code, costs, family, run_rows
+from moe_routing_bench.quality import code, family, forecast, run_rows
 from moe_routing_bench.store import paths
 
 RUN = Run(
@@ -35,21 +35,21 @@ GRID = [{"benches": ["gate"], "tokens": [4], "experts": [4], "top_k": [2]}]
 def test_an_estimate_is_near_the_forecast_of_each_size(dim: int, layers: int, hidden: int, wanted: float) -> None:
     """Tokens a second at 20, 50 and 100 million active parameters."""
     run = replace(RUN, dim=dim, layers=layers, expert_hidden=hidden)
-    assert 1 / costs.estimate(run) == pytest.approx(wanted, rel=0.3)
-    assert costs.estimate(replace(RUN, router=DENSE)) < costs.estimate(RUN)
+    assert 1 / forecast.estimate(run) == pytest.approx(wanted, rel=0.3)
+    assert forecast.estimate(replace(RUN, router=DENSE)) < forecast.estimate(RUN)
 
 
 def row(router: str, speed: float, alone: bool = False, **change: object) -> dict:
-    shape = {name: getattr(RUN, name) for name in costs.SHAPE}
+    shape = {name: getattr(RUN, name) for name in forecast.SHAPE}
     return {"engine": ENGINE, "router": router, "train_tokens_per_s": speed, "timed_alone": alone} | shape | change
 
 
 def test_stored_speeds_come_before_estimates() -> None:
     """Those of the rule, timed alone if they can be, then those of other rules; not those of another engine or shape."""
     rows = [row("softk", 1e6, True), row("softk", 2e6), row("remoe", 3e6), row("softk", 9e9, dim=64)]
-    known = costs.speeds([*rows, row("softk", 9e9, True, engine="graph")], ENGINE)
-    softk, other, dense = (costs.cost([replace(RUN, router=name)] * 3, known) for name in ("softk", "base", DENSE))
-    assert (softk.basis, other.basis, dense.basis) == (costs.STORED, costs.OTHER_RULES, costs.ESTIMATED)
+    known = forecast.speeds([*rows, row("softk", 9e9, True, engine="graph")], ENGINE)
+    softk, other, dense = (forecast.cost([replace(RUN, router=name)] * 3, known) for name in ("softk", "base", DENSE))
+    assert (softk.basis, other.basis, dense.basis) == (forecast.STORED, forecast.OTHER_RULES, forecast.ESTIMATED)
     tokens = RUN.steps * RUN.tokens_per_step
     assert (
         softk.runs == 3
@@ -73,7 +73,7 @@ def test_the_command_adds_up_the_runs_of_a_config(tmp_path, monkeypatch, capsys)
     assert power.startswith("a, 2 seeds: equal rules are shown equivalent within 0.01 by 15 seeds for one pair, 15 for")
     assert total.startswith("7 runs, ") and basis.startswith("estimated: for one NVIDIA H200")
     stored = Run(dim=64, corpora={"stdlib": 1000})
-    fields = {name: getattr(stored, name) for name in costs.SHAPE} | {"router": "softk", "engine": ENGINE}
+    fields = {name: getattr(stored, name) for name in forecast.SHAPE} | {"router": "softk", "engine": ENGINE}
     fields |= {"schema_version": run_rows.SCHEMA_VERSION, "train_tokens_per_s": 1e6, "timed_alone": True}
     paths.quality("nvidia-h200").parent.mkdir(parents=True)
     run_rows.write(paths.quality("nvidia-h200"), [fields], stored.spec)
@@ -97,7 +97,7 @@ def test_the_noise_of_a_plan_is_that_of_stored_rows_of_its_code_and_size(
     run = Run(dim=64, steps=1000, corpora={"stdlib": 1000})
     draw = np.random.default_rng(0)
     losses = 1.5 + draw.normal(0, 0.1, (4, 1)) + draw.normal(0, 0.02, (4, 3))
-    fields = {name: getattr(run, name) for name in (*costs.SHAPE, "batch", "steps", "network", "label", "purpose")}
+    fields = {name: getattr(run, name) for name in (*forecast.SHAPE, "batch", "steps", "network", "label", "purpose")}
     fields |= {
         "schema_version": run_rows.SCHEMA_VERSION,
         "causal": True,

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 
 from moe_routing_bench.config.load import read_mapping
 from moe_routing_bench.grid.run_spec import PACKAGES, Run
-from moe_routing_bench.quality import cleaning, evaluate, loop, packages, preparation, steps, texts
-from moe_routing_bench.quality.packages import Package
+from moe_routing_bench.quality import cleaning, corpus_packages, corpus_preparation, evaluate, loop, steps, texts
+from moe_routing_bench.quality.corpus_packages import Package
 from moe_routing_kernels.errors import UserError
 
 WORDS = [f"{'bcdfgklmnprst'[i % 13]}{'aeiou'[i % 5]}{'bdgklmnrst'[i % 10]}{i % 7 * 'e'}" for i in range(300)]
@@ -70,7 +70,7 @@ def test_training_and_validation_share_no_string(
 ) -> None:
     """Not even the licence on top of all files; and copies, also those with some other letters, are left out before."""
     monkeypatch.setenv(texts.FOLDER, str(tmp_path))
-    told = preparation.prepare(two, tmp_path, tmp_path / PACKAGES, 0.2, 1)
+    told = corpus_preparation.prepare(two, tmp_path, tmp_path / PACKAGES, 0.2, 1)
     assert told[0].startswith(f"{tmp_path / 'code.tgz'}: 20 documents") and "20 documents" in told[1]
     code, prose = texts.load({PACKAGES: None}, 0.5)
     assert (code.name, prose.name) == ("code", "prose")
@@ -80,7 +80,7 @@ def test_training_and_validation_share_no_string(
     assert all(0.1 < len(aside) / (len(aside) + len(rest)) < 0.2 for rest, aside in zip(train, validation, strict=True))
     assert (train[1] + validation[1]).count(b"Two & two make four") == 1 and b"color" not in train[1] + b"<p>"
     order = [text.split(b".")[0] for text in train]
-    preparation.prepare(two, tmp_path, tmp_path / "other", 0.2, 2)
+    corpus_preparation.prepare(two, tmp_path, tmp_path / "other", 0.2, 2)
     monkeypatch.setattr(texts, "PACKAGES", "other")
     assert [c.train.tobytes().split(b".")[0] for c in texts.load({"other": None}, 0.5)] != order, "drawn by the seed"
 
@@ -118,13 +118,13 @@ def test_files_are_read_by_what_they_are(tmp_path: Path) -> None:
     )
     deb = tmp_path / "p.deb"
     deb.write_bytes(b"!<arch>\n" + b"control/".ljust(48) + b"3".ljust(10) + b"`\n" + b"abc\n" + header + data)
-    found = dict(packages.documents(local(deb), deb))
+    found = dict(corpus_packages.documents(local(deb), deb))
     after = dataclasses.replace(local(deb), after="t ")
-    assert dict(packages.documents(after, deb))["kernel/a.c"] == "a;"
+    assert dict(corpus_packages.documents(after, deb))["kernel/a.c"] == "a;"
     assert found == {"./doc/b.json": "x\ny", "kernel/a.c": "int a;"}
     deb.write_bytes(b"!<arch>\n")
     with pytest.raises(UserError, match="cannot be read: no data"):
-        list(packages.documents(local(deb), deb))
+        list(corpus_packages.documents(local(deb), deb))
 
 
 def test_lines_of_prose_are_long_and_come_once() -> None:
@@ -150,16 +150,16 @@ def test_what_cannot_be_fetched_is_left_out_with_the_reason(
             (Path(cwd) / "code.tgz").write_bytes(Path(two[0].package).read_bytes())
         return subprocess.CompletedProcess(command, int(command[0] == "apt-get"), "", "E: Unable to locate package a")
 
-    monkeypatch.setattr(packages.subprocess, "run", run)
+    monkeypatch.setattr(corpus_packages.subprocess, "run", run)
     several = [Package("a", registry, "1", "d", ["*"], "code") for registry in ("debian", "pypi", "npm")]
     for _ in range(2):
-        told = preparation.prepare(several, tmp_path / "cache", tmp_path / "out", 0.2, 1)
+        told = corpus_preparation.prepare(several, tmp_path / "cache", tmp_path / "out", 0.2, 1)
         assert told[0] == "a 1: left out: apt-get: E: Unable to locate package a"
         assert told[1] == "a 1: left out: pip: no pip here" and told[2].startswith("a 1: 20 documents")
     assert calls == ["apt-get", "pip", "npm", "apt-get", "pip"]
     assert len(json.loads((tmp_path / "out/manifest.json").read_text())["left_out"]) == 2
     with pytest.raises(UserError, match="text of packages: got 'none'"):
-        preparation.prepare(several[:2], tmp_path / "cache", tmp_path / "none", 0.2, 1)
+        corpus_preparation.prepare(several[:2], tmp_path / "cache", tmp_path / "none", 0.2, 1)
 
 
 def test_bits_are_per_byte_whatever_the_tokens(
@@ -168,9 +168,9 @@ def test_bits_are_per_byte_whatever_the_tokens(
     """Tokens spell the text of both splits, the first 256 are the bytes, and the loss of all is divided by the bytes."""
     pytest.importorskip("tokenizers")
     monkeypatch.setenv(texts.FOLDER, str(tmp_path))
-    preparation.prepare(two, tmp_path, tmp_path / PACKAGES, 0.2, 1, 320)
+    corpus_preparation.prepare(two, tmp_path, tmp_path / PACKAGES, 0.2, 1, 320)
     for plain, one in zip(texts.load({PACKAGES: None}, 0.5), texts.load({PACKAGES: None}, 0.5, 320), strict=True):
-        domains = preparation.prepared.domains(tmp_path / PACKAGES, None, 320)
+        domains = corpus_preparation.prepared.domains(tmp_path / PACKAGES, None, 320)
         tokens = domains[0].tokens
         assert [tokens[byte] for byte in range(256)] == [bytes([byte]) for byte in range(256)] and len(tokens) == 320
         for name in ("train", "validation"):
@@ -210,7 +210,7 @@ def test_text_that_was_changed_or_not_prepared_is_refused(
     monkeypatch.setenv(texts.FOLDER, str(tmp_path))
     with pytest.raises(UserError, match="prepare-texts"):
         texts.load({PACKAGES: None}, 0.1)
-    preparation.prepare(two, tmp_path, tmp_path / PACKAGES, 0.2, 1)
+    corpus_preparation.prepare(two, tmp_path, tmp_path / PACKAGES, 0.2, 1)
     with pytest.raises(UserError, match="vocabulary of corpus packages: got 512; allowed: 256"):
         texts.load({PACKAGES: None}, 0.1, 512)
     half = texts.load({PACKAGES: sum(len(c.train) for c in texts.load({PACKAGES: None}, 0.1)) // 2}, 0.1)
@@ -224,11 +224,11 @@ def test_text_that_was_changed_or_not_prepared_is_refused(
 
 def test_the_list_of_packages_is_whole() -> None:
     """Each has a version and a licence, and the clients are those that are known."""
-    every = packages.listed(read_mapping(Path(__file__).parents[2] / "config/texts.yaml"))
+    every = corpus_packages.listed(read_mapping(Path(__file__).parents[2] / "config/texts.yaml"))
     assert len({one.package for one in every}) == len(every) and all(one.version and one.licence for one in every)
     assert sum(one.mb or 0 for one in every) > 400 and {one.registry for one in every} == {"debian", "npm", "pypi"}
     with pytest.raises(UserError, match="registry of a: got 'ftp'"):
-        packages.listed(
+        corpus_packages.listed(
             {"packages": [{"package": "a", "registry": "ftp", "version": "1", "domain": "d", "files": ["*"]}]}
         )
     with pytest.raises(UserError, match="package: got '--index-url x 1'"):

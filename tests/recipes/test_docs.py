@@ -18,7 +18,7 @@ from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.grid.cell import Settings
 from moe_routing_bench.packages import PACKAGES
 from moe_routing_bench.store import rows
-from moe_routing_bench.workload.rows import row_layout
+from moe_routing_bench.workload.row_map import row_layout
 from moe_routing_kernels.formats import FORMATS
 
 pytestmark = pytest.mark.slow

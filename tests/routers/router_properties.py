@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from moe_routing_bench.quality.placement import place
+from moe_routing_bench.quality.token_dispatch import place
 from moe_routing_kernels.routers.learned import ZOO, Learned, SoftRouting, build
 
 BATCH, SEQUENCE, DIM, EXPERTS, VOCABULARY = 3, 16, 12, 8, 32

@@ -75,7 +75,7 @@ def test_a_module_that_is_not_there_is_an_error(made: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["moe_routing_kernels.pack.torch_pack", "moe_routing_bench.workload.skew", "moe_routing_bench.workload.rows"],
+    ["moe_routing_kernels.pack.torch_pack", "moe_routing_bench.workload.skew", "moe_routing_bench.workload.row_map"],
 )
 def test_it_holds_what_python_loads_of_our_packages(name: str) -> None:
     """In a process that has nothing of them: modules that nothing imports by a computed name."""

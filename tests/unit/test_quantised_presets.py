@@ -6,7 +6,7 @@ import time
 import pytest
 from test_huggingface import CONFIGS
 
-from moe_routing_bench.config import huggingface, quantisation
+from moe_routing_bench.config import checkpoint_formats, huggingface
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
@@ -90,7 +90,7 @@ def test_the_format_is_that_of_the_group_with_the_experts(groups, weights, tmp_p
 )
 def test_no_pattern_of_a_file_takes_long(pattern):
     start = time.process_time()
-    assert quantisation.named_experts([f"re:{pattern}"]) and time.process_time() - start < 5
+    assert checkpoint_formats.named_experts([f"re:{pattern}"]) and time.process_time() - start < 5
 
 
 def test_a_note_on_the_quantisation_is_there_once(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.workload.rows import row_map
+from moe_routing_bench.workload.row_map import row_map
 from moe_routing_kernels.permute import LAYOUTS, RowLayout, capacity_of
 
 

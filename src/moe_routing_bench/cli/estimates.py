@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from moe_routing_bench.benches.model.architectures import ARCHITECTURES
+from moe_routing_bench.benches.model.published_models import ARCHITECTURES
 from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.cli import doctor
 from moe_routing_bench.cli.options import option_of

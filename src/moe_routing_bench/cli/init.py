@@ -133,7 +133,7 @@ def _text(bench: Bench, name: str) -> str:
     """The module for a bench, from what its baseline binds and what our own modules say of operation, problem and rows."""
     folder, rows = (
         importlib.import_module(module)
-        for module in (f"moe_routing_kernels.{bench.name}", "moe_routing_bench.workload.rows")
+        for module in (f"moe_routing_kernels.{bench.name}", "moe_routing_bench.workload.row_map")
     )
     module = bench.load(bench.baseline)
     signature = inspect.signature(module.bind).parameters

@@ -125,7 +125,7 @@ def scale(
         _write(rows, out)
     if figure:
         with writing(figure):
-            importlib.import_module("moe_routing_bench.figures.scaling").draw(rows, figure)
+            importlib.import_module("moe_routing_bench.figures.paper").scaling(rows, figure)
 
 
 def _print_errors(as_json: bool) -> None:

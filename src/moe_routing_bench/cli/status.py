@@ -14,7 +14,7 @@ from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import duration
 from moe_routing_bench.grid.run_spec import Run as Planned
 from moe_routing_bench.packages import fingerprint
-from moe_routing_bench.quality import code, costs, run_rows
+from moe_routing_bench.quality import code, forecast, run_rows
 from moe_routing_bench.quality import plan as training
 from moe_routing_bench.quantities import count, counts
 from moe_routing_bench.store import cell_files, paths, records
@@ -146,7 +146,7 @@ def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platf
     stored = {paths.quality(name) for name in (folder, folder.partition(".")[0])}
     tables = [run_rows.read(path) for path in sorted(stored) if path.is_file()]
     rows = [row for table in tables for row in table.to_pylist()]
-    entries = costs.by_entry(runs.values(), costs.speeds(rows, ENGINE))
+    entries = forecast.by_entry(runs.values(), forecast.speeds(rows, ENGINE))
     print(f"{'entry':<28} {'runs':>5} {'tokens each':>12} {'s each':>8} {'GPU s':>8}  speed")
     total, bases = 0.0, set()
     for (label, purpose), parts in entries.items():
@@ -162,7 +162,7 @@ def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platf
         print(f"{label}: learning rates of {source}: {', '.join(f'{router} {lr:g}' for router, lr in mine.items())}")
     for line in _power(runs.values(), rows):
         print(line)
-    if costs.ESTIMATED in bases:
+    if forecast.ESTIMATED in bases:
         print("estimated: for one NVIDIA H200, by constants that were not measured with this engine")
 
 
@@ -178,7 +178,7 @@ def _power(runs: Iterable[Planned], rows: list[dict[str, Any]]) -> Iterable[str]
     for label in dict.fromkeys(run.label for run in final):
         mine = [run for run in final if run.label == label]
         if (rules := len({run.router for run in mine})) > 1:
-            sizes = {name: getattr(mine[0], name) for name in (*costs.SHAPE, "batch", "steps")}
+            sizes = {name: getattr(mine[0], name) for name in (*forecast.SHAPE, "batch", "steps")}
             noise, basis = family.stored_noise(finals, sizes, today)
             seeds = count(len({run.seed for run in mine}), "seed")
             yield f"{label}, {seeds}: {family.power_of_equivalence(noise, rules)}, at a noise of {noise:.2g} bits ({basis})"

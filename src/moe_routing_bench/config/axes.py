@@ -16,7 +16,7 @@ from annotated_types import Ge, Gt, Le
 from moe_routing_bench.fields import NONE, Choice, Distinct, OrNone, file_name
 from moe_routing_bench.grid.cell import Cell, Value
 from moe_routing_bench.workload import skew, trace
-from moe_routing_bench.workload.rows import row_layout
+from moe_routing_bench.workload.row_map import row_layout
 from moe_routing_kernels import formats
 from moe_routing_kernels.activations import ACTIVATIONS, LIMITED, LIMITS
 from moe_routing_kernels.errors import bad

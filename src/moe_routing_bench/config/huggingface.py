@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.config import config_files, model_layers, presets, quantisation, routing_rules, schema
+from moe_routing_bench.config import checkpoint_formats, config_files, model_layers, presets, routing_rules, schema
 from moe_routing_bench.config.architectures import ARCHITECTURES, Architecture
 from moe_routing_bench.config.model_fields import ALIASES, Fields
 from moe_routing_kernels.activations import ACTIVATIONS, activation_of, limited_name
@@ -43,7 +43,7 @@ def preset(path: Path) -> tuple[dict[str, Any], list[str]]:
         ROUTERS[values["router"]].check(sizes["experts"], sizes["top_k"])
     _check_latent(read, sizes["hidden"])
     layers = model_layers.noted(read, sizes["layers"])
-    if weights := quantisation.weights(outer, read, layers):
+    if weights := checkpoint_formats.weights(outer, read, layers):
         values["weights"] = weights
     values["source"] = one_line(f"{path.name} of {shown(config_files.model_name(path))[1:-1]}, model_type {read.kind}")
     for note in read.architecture.notes:

@@ -58,7 +58,7 @@ def rows(cell: Cell, drawn: str, names: Sequence[str], device: str) -> list[Row]
 
 
 def place(device: str) -> Row:
-    """Where and with which code errors come about: columns of `store.accuracy`."""
+    """Where and with which code errors come about: columns of `store.companions.MATRIX`."""
     known = provenance.versions() | provenance.git_state(find("experts").code_files)
     facts = {name: known.get(name) for name in ("host", "torch_version", "git_sha", "git_dirty")}
     gpu = torch.cuda.get_device_name() if device == "cuda" else None

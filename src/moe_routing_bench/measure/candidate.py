@@ -88,5 +88,5 @@ def summary(entry: Candidate) -> dict[str, object]:
 
 def half_width(entry: Candidate) -> float:
     """Half the width of the published interval over the published median; infinite where there is no interval."""
-    found = summary(entry)
-    return intervals.half_width((found["ci_low_us"], found["ci_high_us"]), found["median_us"])  # type: ignore[arg-type]
+    fields = summary(entry)
+    return intervals.half_width((fields["ci_low_us"], fields["ci_high_us"]), fields["median_us"])  # type: ignore[arg-type]

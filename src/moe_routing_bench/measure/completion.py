@@ -12,7 +12,7 @@ from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint, isolated
 from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.workload.rows import row_layout
+from moe_routing_bench.workload.row_map import row_layout
 from moe_routing_kernels.formats import FORMATS
 
 _BANDWIDTHS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "stream_gb_per_s", "short_stream_gb_per_s")

@@ -13,18 +13,18 @@ from moe_routing_bench.packages import PACKAGES
 from moe_routing_kernels.errors import one_line
 
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-# In errors of torch and of CUDA, and of a library that was loaded below a limit of memory.
-_OF_MEMORY = ("not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
+# In errors of torch and of CUDA, of system calls, of the dynamic loader and of C++ below a limit of memory.
+_OF_MEMORY = (
+    *("not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED"),
+    *("Cannot allocate memory", "cannot allocate memory", "failed to map segment", "bad_alloc"),
+)
 CGROUPS = Path("/sys/fs/cgroup")
 _MACHINE, _MEMBERSHIP = Path("/proc/vmstat"), Path("/proc/self/cgroup")
 
 
-_OF_MEMORY += ("Cannot allocate memory", "cannot allocate memory", "failed to map segment", "bad_alloc")
-
-
 def described(error: BaseException) -> tuple[str, str]:
     """The status of an implementation that raised this, `out_of_memory` or `crashed`, and the reason."""
-    text = said(error)
+    text = with_place(error)
     kinds = {
         kind.__name__ for kind in type(error).__mro__
     }  # torch, which has one, could not be imported for want of memory
@@ -32,7 +32,7 @@ def described(error: BaseException) -> tuple[str, str]:
     return "out_of_memory" if memory else "crashed", text
 
 
-def said(error: BaseException) -> str:
+def with_place(error: BaseException) -> str:
     """An error and its place in one line."""
     return one_line(f"{type(error).__name__}: {error} ({_place(error)})", 300)
 

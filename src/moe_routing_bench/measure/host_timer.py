@@ -110,8 +110,8 @@ class HostTimer:
         """Times as long as after a sample a call computes in a lone rotation: the upper end of the 95 % interval, or the median in the `last`
         attempt and of few pairs; 0 without any."""
         logs = np.log(self._ratios)
-        found = None if last else intervals.interval(logs.tolist())
-        return float(np.exp(found[1] if found else np.median(logs))) if self._ratios else 0.0
+        ends = None if last else intervals.interval(logs.tolist())
+        return float(np.exp(ends[1] if ends else np.median(logs))) if self._ratios else 0.0
 
     check = rotate  # a sample need not reach every set
 

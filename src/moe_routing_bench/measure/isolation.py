@@ -114,7 +114,7 @@ class Runner:
         """What a reply says. Raises `Ended` where it is empty, and `Failure` where it says that it failed."""
         if not reply:
             raise self._death()
-        return self._said(reply)
+        return self._message(reply)
 
     def _death(self) -> Ended:
         """How it has ended."""
@@ -123,7 +123,7 @@ class Runner:
             return Ended("out_of_memory", "its process was killed by the kernel for want of memory")
         return Ended("crashed", f"its process {manner}")
 
-    def spent(self, said: dict[str, Any], seconds: float) -> float:
+    def spent(self, reply: dict[str, Any], seconds: float) -> float:
         """The seconds of a turn that count: all between request and reply."""
         return seconds
 
@@ -160,17 +160,17 @@ class Runner:
                 return f"was killed by signal {signal.Signals(ended.si_status).name}"
         return "ended"
 
-    def _said(self, reply: bytes) -> dict[str, Any]:
+    def _message(self, reply: bytes) -> dict[str, Any]:
         try:
-            found = json.loads(reply)
+            message = json.loads(reply)
         except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            message = None
+        if not isinstance(message, dict):
             raise Failure("incorrect", "its process gave a reply that is none")
-        if "status" in found:
-            status = found["status"] if found["status"] in _STATUSES else "crashed"
-            raise Failure(status, str(found.get("reason"))[:500])
-        return found
+        if "status" in message:
+            status = message["status"] if message["status"] in _STATUSES else "crashed"
+            raise Failure(status, str(message.get("reason"))[:500])
+        return message
 
     def cpu_seconds(self) -> float:
         """How long its threads have computed so far."""

@@ -97,8 +97,8 @@ def judge(job: Job, candidate: Candidate, sets: Sets, since: float) -> None:
         ran = sorted({*left, *(ran[place] for place in memory.some(laid.sets, len(ran)))})
     if not ran:
         return
-    found = sets.digests({i: returned[i] if isinstance(returned[i], dict) else None for i in ran})
-    differ = [i for i in ran if candidate.digests.get(id(sets.draw_of(i))) != found[i]]
+    digests = sets.digests({i: returned[i] if isinstance(returned[i], dict) else None for i in ran})
+    differ = [i for i in ran if candidate.digests.get(id(sets.draw_of(i))) != digests[i]]
     order = [differ[place] for place in memory.some(len(differ), len(differ))]
     for i in sorted(order, key=lambda i: i not in left):
         check = difference(job, candidate, sets, i)

@@ -67,7 +67,7 @@ def _codes(function: FunctionType) -> Iterator[CodeType]:
     while pending:
         code = pending.pop()
         yield code
-        pending += [one for one in code.co_consts if isinstance(one, CodeType)]
+        pending += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
 
 
 def _functions(place: Any) -> Iterator[FunctionType]:
@@ -157,8 +157,8 @@ def genuine(known: Known) -> None:
 
 def unshadowed(*objects: Any) -> None:
     """`Failure` where an object of the harness has an attribute in place of a method of its class."""
-    for one in objects:
-        if shadows := vars(one).keys() & {name for name, value in vars(type(one)).items() if callable(value)}:
+    for instance in objects:
+        if shadows := vars(instance).keys() & {name for name, value in vars(type(instance)).items() if callable(value)}:
             for name in shadows:
-                delattr(one, name)
-            raise Failure("incorrect", f"{type(one).__name__}.{', '.join(sorted(shadows))} was replaced")
+                delattr(instance, name)
+            raise Failure("incorrect", f"{type(instance).__name__}.{', '.join(sorted(shadows))} was replaced")

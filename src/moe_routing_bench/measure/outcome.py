@@ -9,7 +9,7 @@ from moe_routing_bench import intervals, statistics
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure.candidate import Candidate, kept, summary
 from moe_routing_bench.measure.inputs import Sets
-from moe_routing_bench.workload.rows import row_layout
+from moe_routing_bench.workload.row_map import row_layout
 
 
 def row(candidate: Candidate) -> dict[str, object]:

@@ -98,13 +98,13 @@ def status(code: object) -> int:
 
 def descendants(pid: int) -> set[int]:
     """All processes below `pid`, ended ones that nothing has waited for included."""
-    found: set[int] = set()
+    below: set[int] = set()
     waiting = [pid]
     while waiting:
-        children = _children(waiting.pop()) - found
-        found |= children
+        children = _children(waiting.pop()) - below
+        below |= children
         waiting += children
-    return found
+    return below
 
 
 def running(pids: set[int]) -> set[int]:

@@ -37,8 +37,8 @@ def git_state(files: Callable[[], Iterable[Path]]) -> dict[str, object]:
     why = None
     try:
         sha, differs = _checkout(PACKAGE.parent)
-        own = (PACKAGE.parents[1] / ".git").exists() and not differs
-        if own or _git(
+        in_checkout = (PACKAGE.parents[1] / ".git").exists() and not differs
+        if in_checkout or _git(
             "ls-files", "--", str(PACKAGE)
         ):  # else the checkout is of another project, and holds this package
             return {"git_sha": sha, "git_dirty": differs and _checkout(*files())[1]}
@@ -53,11 +53,11 @@ def git_state(files: Callable[[], Iterable[Path]]) -> dict[str, object]:
 
 def _checkout(*paths: Path) -> tuple[str, bool]:
     """The commit of the checkout of this package, and whether one of `paths` differs from it. Raises `OSError` and `subprocess.SubprocessError`."""
-    said = _git("status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--", *map(str, paths)).splitlines()
-    commit = next((line.split()[-1] for line in said if line.startswith("# branch.oid ")), "")
+    lines = _git("status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--", *map(str, paths)).splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
     if not re.fullmatch("[0-9a-f]{40,64}", commit):
         raise OSError(f"there is no commit: git says {commit!r}")
-    return commit, any(not line.startswith("#") for line in said)
+    return commit, any(not line.startswith("#") for line in lines)
 
 
 def _git(*words: str) -> str:
@@ -119,7 +119,7 @@ class Gpu:
         uuid = str(torch.cuda.get_device_properties(0).uuid)
         self.uuid = uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(self.uuid)
-        self.own = {os.getpid()}
+        self.own_pids = {os.getpid()}
         self._others: set[int] = set()
         self._watched = float("-inf")
 
@@ -158,7 +158,7 @@ class Gpu:
         if perf_counter() - self._watched >= seconds:
             self._watched = perf_counter()
             processes = self._ask("nvmlDeviceGetComputeRunningProcesses") or []
-            self._others |= {process.pid for process in processes} - self.own  # type: ignore[attr-defined]
+            self._others |= {process.pid for process in processes} - self.own_pids  # type: ignore[attr-defined]
 
     def state(self) -> dict[str, object]:
         """Row fields: name, driver, clocks, power limit, temperature, throttle bits, other processes so far."""

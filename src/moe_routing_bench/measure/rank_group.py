@@ -71,8 +71,8 @@ class RankGroup:
         for rank in range(self.ranks):
             stacked, shared, descriptors = sets.handles(functools.partial(is_of, rank=rank))
             each.append(((runner.Sets(stacked, shared),), descriptors))
-        (said, *_), _ = self._asked("bind", each)
-        return said | {"rotations": 1, "warmup_calls": self._warmed_up(len(sets))}
+        (reply, *_), _ = self._asked("bind", each)
+        return reply | {"rotations": 1, "warmup_calls": self._warmed_up(len(sets))}
 
     def _warmed_up(self, sets: int) -> int:
         """Rotate for as long as a warm-up takes; returns the number of calls."""
@@ -101,22 +101,22 @@ class RankGroup:
         for member in self._members:
             with contextlib.suppress(OSError):
                 member.resume()
-        said, failed, seconds, failed_after = self._replies(begin)
-        silent = [rank for rank in range(self.ranks) if rank not in said and rank not in failed]
+        replies, failed, seconds, failed_after = self._replies(begin)
+        silent = [rank for rank in range(self.ranks) if rank not in replies and rank not in failed]
         for rank, member in enumerate(self._members if not failed and not silent else ()):
             try:
                 member.stop()  # none before all are through: they may still need each other
             except Ended as failure:
                 failed[rank] = failure
         if not failed and not silent:
-            return [said[rank] for rank in range(self.ranks)], seconds
+            return [replies[rank] for rank in range(self.ranks)], seconds
         self.end()
         raise self._blamed(runner.STEPS.get(request, request), failed, silent, failed_after)
 
     def _replies(self, begin: float) -> tuple[dict[int, dict[str, Any]], dict[int, Failure], float, float]:
-        """What ranks say and how others failed, by rank, the seconds until the last reply, and those until the first failure."""
+        """The replies of ranks and the failures of others, by rank, the seconds until the last reply, and those until the first failure."""
         waiting = {member.link: rank for rank, member in enumerate(self._members)}
-        said: dict[int, dict[str, Any]] = {}
+        replies: dict[int, dict[str, Any]] = {}
         failed: dict[int, Failure] = {}
         patience, seconds, failed_after = self._members[0].patience, 0.0, 0.0
         clock = RunningTime(PERIOD)
@@ -129,12 +129,12 @@ class RankGroup:
                 with contextlib.suppress(OSError):
                     reply = link.recv(runner.MOST_BYTES)
                 try:
-                    said[rank] = self._members[rank].read(reply)
+                    replies[rank] = self._members[rank].read(reply)
                 except Failure as failure:
                     failed[rank] = failure
                     if not failed_after:
                         failed_after, patience = seconds, clock.seconds + _GRACE_SECONDS
-        return said, failed, seconds, failed_after
+        return replies, failed, seconds, failed_after
 
     def _blamed(self, step: str, failed: dict[int, Failure], silent: list[int], failed_after: float) -> Failure:
         """The failure that is the cause of the others: a process that ended, a rank that did not come, or else the first."""
@@ -150,9 +150,9 @@ class RankGroup:
             return Failure("timeout", f"{ranks}: {step}: no word for {seconds:.1f} s{waited}")
         return Failure(failed[first].status, f"rank {first} of {self.ranks}: {failed[first].reason}")
 
-    def spent(self, said: dict[str, Any], seconds: float) -> float:
+    def spent(self, reply: dict[str, Any], seconds: float) -> float:
         """The seconds of a turn that count: those of the slowest rank in each call."""
-        times = [_times(rank, reply) for rank, reply in enumerate(said["ranks"])]
+        times = [_times(rank, of_rank) for rank, of_rank in enumerate(reply["ranks"])]
         if len(set(map(len, times))) != 1:
             raise Failure(
                 "incorrect", f"ranks say that they made {' and '.join(str(len(each) - 1) for each in times)} calls"

@@ -73,7 +73,7 @@ def _deterministic() -> tuple[bool, bool]:
 
 def _autocast() -> tuple[Any, ...]:
     """Whether it is on, and its dtype, for a CPU and for a GPU."""
-    return tuple((torch.is_autocast_enabled(one), torch.get_autocast_dtype(one)) for one in ("cpu", "cuda"))
+    return tuple((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda"))
 
 
 def _put_autocast(was: tuple[Any, ...]) -> None:
@@ -215,7 +215,7 @@ _SETTINGS: tuple[Setting, ...] = (
     ),
     Setting("autocast", _autocast, _put_autocast),
     Setting("torch.is_anomaly_enabled()", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
-    Setting("the hooks of all modules", lambda: [dict(one) for one in _module_hooks()], _put_module_hooks),
+    Setting("the hooks of all modules", lambda: [dict(hooks) for hooks in _module_hooks()], _put_module_hooks),
     Setting("whether denormals are kept", _keeps_denormals, lambda was: torch.set_flush_denormal(not was)),
     Setting("the current device and stream", _gpu, _put_gpu),
     Setting("numpy.geterr()", np.geterr, lambda was: np.seterr(**was)),
@@ -234,8 +234,8 @@ _SETTINGS: tuple[Setting, ...] = (
     Setting("the handlers of signals", _handlers, _put_handlers),
     Setting(
         "the timers of signals",
-        lambda: tuple(any(signal.getitimer(one)) for one in _TIMERS),
-        lambda was: [signal.setitimer(one, 0) for one, runs in zip(_TIMERS, was, strict=True) if not runs],
+        lambda: tuple(any(signal.getitimer(timer)) for timer in _TIMERS),
+        lambda was: [signal.setitimer(timer, 0) for timer, runs in zip(_TIMERS, was, strict=True) if not runs],
     ),
     Setting("gc", lambda: (gc.isenabled(), gc.get_threshold(), list(gc.callbacks), gc.get_debug()), _put_collector),
     Setting("sys.gettrace()", sys.gettrace, sys.settrace),

@@ -9,9 +9,9 @@ from moe_routing_bench.measure import memory
 def mixed(base: dict[str, Tensor], fresh: dict[str, Tensor], tokens: int) -> dict[str, Tensor]:
     """Inputs that hold a row per token, or per assignment, with an eighth of the rows of `fresh`: numbers, or where there are none, what
     there is."""
-    found = names(base, tokens)
-    count = len(base[found[0]]) if found else tokens
-    clones = {name: base[name].clone(memory_format=torch.contiguous_format) for name in found}
+    row_inputs = names(base, tokens)
+    count = len(base[row_inputs[0]]) if row_inputs else tokens
+    clones = {name: base[name].clone(memory_format=torch.contiguous_format) for name in row_inputs}
     chosen = memory.some(max(1, count // 8), count)
     for name, clone in clones.items():
         rows = torch.tensor(chosen, device=clone.device)

@@ -61,10 +61,10 @@ class Turns:
         """Bind it to the sets, let it warm up, and choose how many rotations a sample holds."""
         self._job, self._candidate, self._sets, self._process, self._quiet = job, candidate, sets, process, quiet
         sets.poison()  # the buffers hold answers of others
-        said = process.bind(sets)
+        reply = process.bind(sets)
         process.alone()
-        self.sets, rotations = _whole(said, "sets", len(sets)), _whole(said, "rotations", 1 << 20)
-        self.warmup_calls = _whole(said, "warmup_calls", 1 << 40)
+        self.sets, rotations = _whole(reply, "sets", len(sets)), _whole(reply, "rotations", 1 << 20)
+        self.warmup_calls = _whole(reply, "warmup_calls", 1 << 40)
         self._kind = "cpu" if process.device == "cpu" else "cuda"
         least_us = max(job.settings.interval_us, _LEAST_TURN_US[self._kind], process.overhead_us / _SHARE)
         self._request, self._count, self._rotations = "rotate", 1, 1
@@ -198,7 +198,7 @@ class Turns:
         for _ in range(_TRIES):  # a host that is busy once looks like a device that is
             self._quiet.before()
             before, begin = self._process.cpu_seconds(), perf_counter()
-            said, seconds = self._process.ask(request, count)
+            reply, seconds = self._process.ask(request, count)
             computed, whole = self._process.cpu_seconds() - before, perf_counter() - begin
             self._process.alone()
             threads = self._process.threads
@@ -207,7 +207,7 @@ class Turns:
                 times = f"{computed / seconds:.1f} times as long as the call took"
                 raise Failure("incorrect", f"it computed for {times}, on {threads} threads")
             if not self._quiet.goes_on():
-                return Turn(self._process.spent(said, seconds), computed)
+                return Turn(self._process.spent(reply, seconds), computed)
         self._process.end()
         raise Failure("incorrect", "the GPU was still at work after the call had returned")
 
@@ -227,15 +227,15 @@ class Turns:
 
     def handed_on(self, i: int, wanted: tuple[str, ...] = ()) -> dict[str, torch.Tensor]:
         """The `wanted` tensors, or all but operands, that the call of set i returned."""
-        said, _ = self._process.ask("show", i, wanted)
-        device, found = next(iter(self._sets.outputs[i].values())).device, {}
+        reply, _ = self._process.ask("show", i, wanted)
+        device, tensors = next(iter(self._sets.outputs[i].values())).device, {}
         try:
-            for name, kind, shape, place in said["shown"]:
+            for name, kind, shape, place in reply["shown"]:
                 tensor = sharing.read(self._process.shown, place, getattr(torch, kind), tuple(shape))
-                found[str(name)] = tensor.to(device)
+                tensors[str(name)] = tensor.to(device)
         except (AttributeError, KeyError, TypeError, ValueError, OverflowError, OSError, RuntimeError) as error:
             raise Failure("incorrect", "its process shows outputs of stages that are none") from error
-        return found
+        return tensors
 
 
 class Shown(Sequence[Any]):
@@ -253,9 +253,9 @@ class Shown(Sequence[Any]):
         return self._turns.handed_on(index, self._wanted)
 
 
-def _whole(said: dict[str, Any], name: str, most: int) -> int:
+def _whole(reply: dict[str, Any], name: str, most: int) -> int:
     """A whole number that a runner says, from 1 to `most`."""
-    number = said.get(name)
+    number = reply.get(name)
     if type(number) is not int or not 1 <= number <= most:
         raise Failure("incorrect", f"its process says {name} {number!r}"[:200])
     return number

@@ -45,7 +45,7 @@ _ELSEWHERE = 0.2  # share of the computing in a call that other threads may do, 
 
 
 def verify(job: Job, candidate: Candidate, sets: Sets, thorough: bool = False) -> None:
-    """Raise `Failure` unless the timed calls of `one` are right, keep to their outputs and leave nothing running.
+    """Raise `Failure` unless the timed calls of `candidate` are right, keep to their outputs and leave nothing running.
 
     Raises `Tainted` where inputs were changed before. `thorough` also runs a rotation by itself, on scarred outputs and on `near` values,
     and looks at what the stages of a composite hand on, on values drawn after binding. What is timed is loaded in the end.
@@ -135,8 +135,8 @@ def _alternate(job: Job, candidate: Candidate, sets: Sets) -> None:
         timer.lone()
         if i == whole or sets.scarred(places, range(len(timer.returned))):
             unlike = unlike_any(candidate, sets) or unshared(candidate, sets)
-            found = Check(error=unlike) if unlike else differences(job, candidate, sets)
-            candidate.check = both(candidate.check, found)
+            compared = Check(error=unlike) if unlike else differences(job, candidate, sets)
+            candidate.check = both(candidate.check, compared)
             if candidate.check.error:
                 raise Failure("incorrect", candidate.check.error)
 

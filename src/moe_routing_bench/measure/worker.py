@@ -64,7 +64,7 @@ def _measured(
     definition = bench.definition()
     gpu = provenance.Gpu() if device != "cpu" else None
     if gpu and isolated:
-        gpu.own |= {pid for some in isolated.values() for each in some for pid in each.pids}
+        gpu.own_pids |= {pid for some in isolated.values() for each in some for pid in each.pids}
     sets = Sets(job, definition, device, Arena(device) if isolated else None)
     cost = sets.cost
     mix = _mix(cost) if bench.streams else None
@@ -176,14 +176,14 @@ def _guarded(
 
 def _limited(job: Job, alive: list[Candidate], gpu: Any, guarded: Guarded) -> bool:
     """Whether the power limit binds for one of them. An isolated one that fails meanwhile is out."""
-    found: list[bool] = []
+    binding: list[bool] = []
     for candidate in list(alive):
         ask = functools.partial(power_limited, job, [candidate], gpu)
         if not isinstance(candidate.timer, Turns):
-            found.append(ask())
-        elif not guarded(candidate.name, "sampling", lambda ask=ask: found.append(ask())):
+            binding.append(ask())
+        elif not guarded(candidate.name, "sampling", lambda ask=ask: binding.append(ask())):
             alive.remove(candidate)
-        if any(found):
+        if any(binding):
             return True
     return False
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from moe_routing_bench.quality.language_model import TinyLM
 from moe_routing_bench.quality.moe_layer import Seen
-from moe_routing_bench.quality.placement import capacity, ranks
+from moe_routing_bench.quality.token_dispatch import capacity, ranks
 
 # at which drops are counted, whatever the run trains with
 CAPACITY_FACTORS = (1.0, 1.05, 1.1, 1.25, 1.5, 2.0, 3.0, 4.0)

@@ -5,7 +5,7 @@ equivalent only where two one-sided tests show the effect to be less than a decl
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -243,15 +243,6 @@ def power_of_equivalence(noise: float, rules: int) -> str:
     one, every = (seeds_needed(noise, rules, count) for count in (1, pairs))
     least, most = (f"{number:,}" if number else "more than 1,000" for number in (one, every))
     return f"equal rules are shown equivalent within {MARGIN:g} by {least} seeds for one pair, {most} for the last of {pairs}"
-
-
-def all_hold(pairs: Sequence[Pair], verdict: str) -> tuple[bool, float]:
-    """Whether all pairs are equivalent, or all different, and the p of that: the largest of theirs, as the null hypothesis is a union (Berger 1982).
-
-    Each p is corrected for its family already, so that the answer errs on the side of no.
-    """
-    p = max((pair.p if verdict == DIFFERENT else pair.p_equivalent for pair in pairs), default=1.0)
-    return p < ALPHA and all(pair.verdict == verdict for pair in pairs), p
 
 
 def letters(found: Family, names: list[str]) -> dict[str, str]:

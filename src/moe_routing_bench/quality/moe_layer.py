@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moe_routing_bench.quality.placement import capacity, place
 from moe_routing_bench.quality.stage_clock import NO_CLOCK, Clock
+from moe_routing_bench.quality.token_dispatch import capacity, place
 from moe_routing_kernels import ops
 from moe_routing_kernels.routers.learned import in_float32
 
@@ -27,7 +27,7 @@ class Seen:
     ids_TK: Tensor | None  # None for soft MoE
     kept_TK: Tensor | None
     scores_TE: Tensor
-    seated_by: str = "position"  # how a capacity seats them, see `placement.place`: "position" or "choice"
+    seated_by: str = "position"  # how a capacity seats them, see `token_dispatch.place`: "position" or "choice"
 
 
 class Experts(nn.Module):

@@ -165,7 +165,7 @@ def _apart(corpus: Corpus, train: Sequence[bytes]) -> Corpus:
 
 
 def _prepared(limit: int | None, vocabulary: int) -> list[Corpus]:
-    """The domains of the text that `packages.prepare` has written, of each the same share. Raises `UserError` where there is none."""
+    """The domains of the text that `corpus_preparation.prepare` has written, of each the same share. Raises `UserError` where there is none."""
     return [
         Corpus(one.name, one.train, one.validation, one.sha256, Vocabulary.of(one.tokens), one.recurring)
         for one in prepared.domains(folder() / PACKAGES, limit, vocabulary)

@@ -70,7 +70,7 @@ def replayed(most: float = math.inf) -> dict[str, Values]:
 def lines(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool = False) -> list[BarLine]:
     """`reached.lines` of all bars, and what is right.
 
-    `tables` are rows by the name of their run, `matrices` those of `store.accuracy` of the runs that have them.
+    `tables` are rows by the name of their run, `matrices` those of the accuracy matrix (`store.companions`) of the runs that have them.
     """
     return [*reached.lines(bars(tables), tables, absent), *exact(tables, matrices, absent)]
 
@@ -150,7 +150,7 @@ def _prefill(weights: str, packed: str, name: str, level: Level, stretch: Level)
 def exact(tables: Tables, matrices: Tables = MappingProxyType({}), absent: bool = False) -> list[BarLine]:
     """A line per run in which results of quantised experts were judged; none of runs with too few cases where another decides.
 
-    `tables` are rows by the name of their run, `matrices` those of `store.accuracy`. With `absent` a line where there is no such run.
+    `tables` are rows by the name of their run, `matrices` those of the accuracy matrix (`store.companions`). With `absent` a line where there is no such run.
     """
     cases = {
         (FORMATS.get(one["format"], one["format"]), one["activations"])

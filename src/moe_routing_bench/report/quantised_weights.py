@@ -16,7 +16,7 @@ DRAWN = {"normal": "normal weights", "outliers": "weights with outliers"}
 def lines(table: pd.DataFrame, matrix: pd.DataFrame | None = None) -> list[Quantised]:
     """The lines, by shape and tokens, formats in the order of their table; none where nothing quantised has a time.
 
-    With `matrix`, rows of `store.accuracy`, each says what its format loses in results of normal weights.
+    With `matrix`, rows of the accuracy matrix (`store.companions`), each says what its format loses in results of normal weights.
     """
     rows = formats.with_quantised(table)
     ours = formats.fastest(rows)
@@ -75,7 +75,7 @@ def _losses(matrix: pd.DataFrame | None) -> dict[tuple[str, str], float]:
 
 
 def _formats(one: pd.Series) -> tuple[str, str]:
-    """The formats of weights and activations, of quantised rows theirs, as the rows of `store.accuracy` name them."""
+    """The formats of weights and activations, of quantised rows theirs, as the rows of the accuracy matrix (`store.companions`) name them."""
     return one["weights"], one["dtype"] if one["weights"] == one["format"] else one["packed"]
 
 

@@ -86,7 +86,7 @@ def build(
     With the rows of training runs (`trained`) it has a section on quality, which has those of adaptations (`adapted`), too;
     figures of both are shown only there. `versions` are the package versions of commits, `claims`
     what became of published figures. `models` are the sizes that a reader can ask about, `run` the name of the run, if it has one, and
-    `profiles` what its cells' calls consist of, `matrix` the rows of `store.accuracy`, if there are any, `presets` the files of
+    `profiles` what its cells' calls consist of, `matrix` the rows of the accuracy matrix (`store.companions`), if there are any, `presets` the files of
     models that are not the project's, by name, and `stored` the tables of `evidence` that there are.
     """
     frame = records.frame(table) if isinstance(table, pa.Table) else table

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from moe_routing_bench.statistics import load_statistics
 from moe_routing_bench.store.parquet import write_table
-from moe_routing_bench.workload.rows import row_map
+from moe_routing_bench.workload.row_map import row_map
 from moe_routing_kernels.errors import bad, writing
 from moe_routing_kernels.permute import RowLayout, capacity_of
 

@@ -46,7 +46,7 @@ def unmet(requires: tuple[str, ...], target: Target) -> str | None:
 
 @functools.lru_cache(MOST_PROBLEMS)
 def kernel(problem: Any, target: Target, trains: bool = False) -> Any:
-    """The kernel of a problem, as `load` gives it (`kernels.gate.Gate`, `kernels.pack.Pack`, ...); None where plain torch must do.
+    """The kernel of a problem, as `load` gives it (`gate.Gate`, `pack.Pack`, ...); None where plain torch must do.
 
     `trains`: that of a forward and a backward pass.
     """
@@ -71,7 +71,7 @@ def reasons(problem: Any, target: Target, trains: bool = False) -> dict[str, str
 
 @dataclass(frozen=True)
 class Way:
-    """What runs of ``kernels.experts``, as `load` gives it, and whether it gathers rows: then it takes a `Layer`, else an `Experts`."""
+    """What runs of ``moe_routing_kernels.experts``, as `load` gives it, and whether it gathers rows: then it takes a `Layer`, else an `Experts`."""
 
     name: str
     module: Any

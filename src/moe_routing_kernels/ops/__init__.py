@@ -19,7 +19,7 @@ whatever the routing; ``offsets[-1]`` rows are in use. `order` and `inverse` tha
 other's inverse. Their values are not checked, because that would wait for the GPU.
 
 Logits and data may be bfloat16, float16, float32 or float64. On CUDA the kernels of this package run, in CuTe DSL where they
-can and it is installed, else in Triton; float64 and the CPU take plain torch, and so do experts in float32, whose products are
+can and it is installed, else in Triton; float64 and the CPU take plain torch, and so do experts in float32, whose GEMMs are
 batched over blocks of rows: up to three times the multiplications, but without waiting for the GPU.
 
 Under ``torch.autocast`` operators compute in the dtypes of their arguments, as without it: nothing is cast, and arguments of two
@@ -28,8 +28,8 @@ dtypes are refused in one line. Cast them, as `ops.transformers` does for the ex
 gate is differentiable in the logits for every rule of `routers.ROUTERS`, pack in x, experts in rows, weights and biases, combine
 in y, weights and residual; gate and pack also twice. Other second derivatives, forward mode (`jvp`) and derivatives of `torch.func` are
 refused; `torch.vmap` calls an operator for each element. What needs no gradient costs nothing in a backward pass. Gradients of experts are
-grouped products: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with a gate and without biases; else of torch in bfloat16, on
-Hopper and Blackwell; else the products over blocks of rows.
+grouped GEMMs: of kernels in CuTe DSL on Hopper, in bfloat16 and float16, with a gate and without biases; else of torch in bfloat16, on
+Hopper and Blackwell; else batched GEMMs over blocks of rows.
 
 A first call compiles its kernels, for seconds; `prepare` compiles all that a model needs beforehand, and a capture never compiles.
 
@@ -146,7 +146,7 @@ def experts(
 
     offsets (E + 1,) int32 says which rows are whose; w13 (E, 2 I, H) holds gates above ups, or (E, I, H) of `relu2`; w2 is
     (E, H, I). Activations: ``swiglu``, ``geglu``, ``relu2``, ``swiglu_limit10`` (or another number:
-    clamped), ``swiglu_oai``, which has biases b13 (E, 2 I) and b2 (E, H), and ``swiglu_oai_unbiased`` (`kernels.experts`).
+    clamped), ``swiglu_oai``, which has biases b13 (E, 2 I) and b2 (E, H), and ``swiglu_oai_unbiased`` (`moe_routing_kernels.experts`).
     In float16 an activated number or a row beyond 65504 is infinite, on every device, and what `combine` makes of it infinite or NaN,
     whatever its weight: use bfloat16 for models made in it.
     Rows from offsets[E] on are of no expert: what y and the gradient hold there is undefined, and `combine` never reads it.
@@ -163,7 +163,7 @@ def experts(
 
 def _learns(*tensors: Tensor | None) -> bool:
     """Whether any of these wants a gradient."""
-    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in tensors)
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None = None) -> Tensor:

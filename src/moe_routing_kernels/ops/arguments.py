@@ -67,8 +67,8 @@ def check_pack(x: Tensor, order: Tensor, inverse: Tensor) -> None:
     _check_count("rows", order.shape[0])
     if x.shape[0] != inverse.shape[0]:
         raise bad("x", _shape_and_dtype(x), f"{inverse.shape[0]} rows, as inverse has")
-    for name, one in (("order", order), ("inverse", inverse)):
-        _check_device(one, name, x)
+    for name, tensor in (("order", order), ("inverse", inverse)):
+        _check_device(tensor, name, x)
 
 
 def check_experts(
@@ -94,9 +94,9 @@ def check_experts(
             raise bad(name, got, "biases with activation swiglu_oai, and with no other", hint)
         if bias is not None and (bias.shape != (experts, columns) or bias.dtype != rows.dtype):
             raise bad(name, _shape_and_dtype(bias), f"({experts}, {columns}) of {rows.dtype}")
-    for name, one in (("offsets", offsets), ("w13", w13), ("w2", w2), ("b13", b13), ("b2", b2)):
-        if one is not None:
-            _check_device(one, name, rows)
+    for name, tensor in (("offsets", offsets), ("w13", w13), ("w2", w2), ("b13", b13), ("b2", b2)):
+        if tensor is not None:
+            _check_device(tensor, name, rows)
 
 
 def check_combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> None:
@@ -110,9 +110,9 @@ def check_combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor 
     shape = (inverse.shape[0], y.shape[1])
     if residual is not None and (residual.shape != shape or residual.dtype != y.dtype):
         raise bad("residual", _shape_and_dtype(residual), f"{shape} of {y.dtype}")
-    for name, one in (("inverse", inverse), ("weights", weights), ("residual", residual)):
-        if one is not None:
-            _check_device(one, name, y)
+    for name, tensor in (("inverse", inverse), ("weights", weights), ("residual", residual)):
+        if tensor is not None:
+            _check_device(tensor, name, y)
 
 
 def check_transforms(operator: str, *tensors: Tensor | None) -> None:

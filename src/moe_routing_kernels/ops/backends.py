@@ -27,7 +27,7 @@ training._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberA
 
 @functools.cache
 def _training(here: Target) -> str:
-    if any(unmet(one.requires, here) for one in listed("experts") if one.trains):
+    if any(unmet(candidate.requires, here) for candidate in listed("experts") if candidate.trains):
         return ""
     return "cute {}.{}".format(*here.capability)
 

@@ -1,10 +1,10 @@
-"""Experts in plain torch that read nothing on the host: batched products over blocks of rows, each of a single expert.
+"""Experts in plain torch that read nothing on the host: batched GEMMs over blocks of rows, each of a single expert.
 
 What runs on CUDA where no kernel does, such as float32 and float64: it can be captured in a CUDA graph, forward and backward.
 
 Strategy: the rows of each expert are cut into blocks of the mean of rows per expert, rounded up to a power of two, at least `LEAST` and
 at most `MOST` rows. R / height + E blocks suffice whatever the routing; lanes without a row are zero. A block multiplies a copy of its
-expert's weights, so that as many blocks go into a batched product as their copies fit `COPIES` bytes. The gradients of weights are added
+expert's weights, so that as many blocks go into a batched GEMM as their copies fit `COPIES` bytes. The gradients of weights are added
 up in `reference.wide`, block by block: an addition of many at a time would need atomics.
 
 FLOPs: up to three times those of the rows, as lanes idle. Bytes: the weights of each block, three times.
@@ -79,12 +79,12 @@ def experts(
     y = x.new_empty(x.shape)
     for part in blocks.parts(w13, w2):
         chosen = blocks.expert[part]
-        inner = activated(activation, _product(x[part], w13, b13, chosen), rows.dtype)
-        y[part] = _product(inner, w2, b2, chosen)
+        inner = activated(activation, _gemm(x[part], w13, b13, chosen), rows.dtype)
+        y[part] = _gemm(inner, w2, b2, chosen)
     return blocks.joined(y)
 
 
-def _product(x: Tensor, weights: Tensor, biases: Tensor | None, chosen: Tensor) -> Tensor:
+def _gemm(x: Tensor, weights: Tensor, biases: Tensor | None, chosen: Tensor) -> Tensor:
     """Blocks x (b, height, K) times weights (E, N, K) of the chosen experts (b,), and their biases -> (b, height, N), of `wide`."""
     dtype = wide(x.dtype)
     out = torch.bmm(x.to(dtype), weights.index_select(0, chosen).to(dtype).mT)
@@ -135,7 +135,7 @@ def _add_up(
             _add(d_b2, chosen, d_y.sum(1))
         if not through and d_w2 is None:
             continue
-        preact = _product(x[part], w13, b13, chosen)
+        preact = _gemm(x[part], w13, b13, chosen)
         if d_w2 is not None:  # an infinite weight makes NaN of a lane without a row
             inner = activated(activation, preact, grad.dtype).masked_fill_(empty, 0)
             _add(d_w2, chosen, torch.bmm(d_y.mT, inner))
@@ -152,7 +152,7 @@ def _add_up(
     return None if d_x is None else blocks.joined(d_x)
 
 
-def _add(total: Tensor, chosen: Tensor, products: Tensor) -> None:
-    """Add the products (b, ...) of blocks to the total (E, ...) of their experts (b,), one after another."""
+def _add(total: Tensor, chosen: Tensor, gradients: Tensor) -> None:
+    """Add the gradients (b, ...) of blocks to the total (E, ...) of their experts (b,), one after another."""
     for block in range(len(chosen)):
-        total.index_add_(0, chosen[block : block + 1], products[block : block + 1])
+        total.index_add_(0, chosen[block : block + 1], gradients[block : block + 1])

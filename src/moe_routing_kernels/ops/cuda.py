@@ -24,7 +24,7 @@ from moe_routing_kernels.pack import Pack
 from moe_routing_kernels.permute import RowLayout
 from moe_routing_kernels.routers import ROUTERS, scaled
 
-# Major compute capabilities for which torch has a grouped product of 16-bit numbers; for others it loops and reads offsets on the host.
+# Major compute capabilities for which torch has a grouped GEMM of 16-bit numbers; for others it loops and reads offsets on the host.
 _GROUPED = (9, 10)
 
 
@@ -80,7 +80,7 @@ def experts(
 def _weights(offsets: Tensor, w13: Tensor, w2: Tensor, b13: Tensor | None, b2: Tensor | None) -> dict[str, Tensor]:
     """What kernels of experts read beside rows, by their names; biases where there are any."""
     given = {"offsets": offsets, "w13": w13, "w2": w2} | ({} if b13 is None or b2 is None else {"b13": b13, "b2": b2})
-    return {name: ready(one) for name, one in given.items()}
+    return {name: ready(tensor) for name, tensor in given.items()}
 
 
 def keeps_preact(rows: Tensor, w2: Tensor, activation: str, backend: str) -> bool:
@@ -223,7 +223,7 @@ def experts_backward(
 ) -> Sequence[Tensor | None]:
     """grad (R, H) of y -> those of rows (undefined in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
-    Kernels of ours where `experts_training` kept the pre-activations; else grouped products of torch where they can; else `blocks`. Nothing
+    Kernels of ours where `experts_training` kept the pre-activations; else grouped GEMMs of torch where they can; else `blocks`. Nothing
     waits for the GPU.
     """
     problem, wanted = _experts(grad, w2, activation), wanted or [True] * 5
@@ -251,7 +251,7 @@ def _grouped_backward(
     b13: Tensor | None,
     wanted: Sequence[bool],
 ) -> Sequence[Tensor | None]:
-    """`experts_backward` in grouped products of torch. Gradients of biases are products with a column of ones, of which torch takes 8."""
+    """`experts_backward` in grouped GEMMs of torch. Gradients of biases are GEMMs with a column of ones, of which torch takes 8."""
     of_rows, of_w13, of_w2, of_b13, of_b2 = wanted
     d_rows = d_w13 = d_w2 = d_b13 = d_b2 = None
     ends, ones = offsets[1:], grad.new_ones(len(grad), 8)

@@ -132,13 +132,13 @@ def apply(
     if most_tokens is None:
         goes = _destinations(ids, ranks, local)
         counts, _, order, inverse = ops.permute(goes, ranks)
-        learns = [torch.is_grad_enabled() and one.requires_grad for one in (x, topk_weights)]
+        learns = [torch.is_grad_enabled() and tensor.requires_grad for tensor in (x, topk_weights)]
         alike = (x.shape[1], ids.shape[1], local, arguments.DTYPES.index(x.dtype), *learns)
         to_ranks, from_ranks = _sizes(counts, alike, known)
         order = order[: sum(to_ranks)]
     else:
         more = (0, 0, 0, most_tokens - tokens)
-        x, weights = (torch.nn.functional.pad(one, more) for one in (x, weights))
+        x, weights = (torch.nn.functional.pad(tensor, more) for tensor in (x, weights))
         ids = torch.nn.functional.pad(ids, more, value=-1)
         to_ranks = from_ranks = [most_tokens] * ranks
         inverse = torch.arange(ranks * most_tokens, dtype=torch.int32, device=x.device).view(ranks, most_tokens).T
@@ -170,12 +170,12 @@ def physical_ids(topk_ids: Tensor, placement: Placement) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _slots(placement: Placement, device: torch.device) -> tuple[Tensor, Tensor]:
     """The slots (E, most) int32 that hold each expert, the first repeated where it has fewer, and how many these are (E,)."""
-    held: list[list[int]] = [[] for _ in placement.replicas]
+    slots_of: list[list[int]] = [[] for _ in placement.replicas]
     for slot, expert in enumerate(expert for rank in placement.slots for expert in rank):
-        held[expert].append(slot)
-    most = max(map(len, held))
-    table = [slots + slots[:1] * (most - len(slots)) for slots in held]
-    counts = torch.tensor([len(slots) for slots in held], device=device)
+        slots_of[expert].append(slot)
+    most = max(map(len, slots_of))
+    table = [slots + slots[:1] * (most - len(slots)) for slots in slots_of]
+    counts = torch.tensor([len(slots) for slots in slots_of], device=device)
     return torch.tensor(table, dtype=torch.int32, device=device), counts
 
 
@@ -221,20 +221,20 @@ def _destinations(ids: Tensor, ranks: int, local: int) -> Tensor:
 @torch.compiler.disable(reason="the host reads how many rows ranks send; with most_tokens it need not")
 def _sizes(counts: Tensor, alike: Sequence[int], group: dist.ProcessGroup) -> tuple[list[int], list[int]]:
     """Rows that this rank sends to each, counts (N,), and those that it gets. Raises `UserError` if what must be equal is not."""
-    own = torch.tensor([[0, *alike]], device=counts.device).repeat(len(counts), 1)
-    own[:, 0] = counts
-    come = torch.empty_like(own)
-    dist.all_to_all_single(come, own, group=group)
-    found = torch.cat([own[:, :1], come], 1).tolist()
-    for rank, (_, _, *theirs) in enumerate(found):
-        for name, mine, other in zip(_ALIKE, alike, theirs, strict=True):
-            if mine != other:
+    sent = torch.tensor([[0, *alike]], device=counts.device).repeat(len(counts), 1)
+    sent[:, 0] = counts
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    by_rank = torch.cat([sent[:, :1], received], 1).tolist()
+    for rank, (_, _, *theirs) in enumerate(by_rank):
+        for name, ours, other in zip(_ALIKE, alike, theirs, strict=True):
+            if ours != other:
                 raise bad(
                     f"{name} of rank {rank}",
                     _said(name, other),
-                    f"{_said(name, int(mine))}, as rank {group.rank()} has",
+                    f"{_said(name, int(ours))}, as rank {group.rank()} has",
                 )
-    return [row[0] for row in found], [row[1] for row in found]
+    return [row[0] for row in by_rank], [row[1] for row in by_rank]
 
 
 def _said(name: str, value: int) -> object:

@@ -1,6 +1,6 @@
 """What an experts module of the transformers library computes, in our operators' terms: an activation of ours, or a reason why none.
 
-A module says by its flags how its weights lie. What it computes between its products is tried, not guessed: its own gate function, or
+A module says by its flags how its weights lie. What it computes between its GEMMs is tried, not guessed: its own gate function, or
 its activation where it has no gate, is run once on a grid of numbers in float64, beyond its limits, and compared with every activation of
 ours that its attributes allow: two classes may have the same attributes and other formulas.
 """
@@ -26,17 +26,17 @@ def activation(module: Any) -> tuple[str, str]:
     """The name of a module's activation and "", or "" and why it has none of ours; tried again when an attribute changes."""
     if _is_swiglu(module):
         return "swiglu", ""
-    found = _tried(module)
-    if found[0] and not _has(module, activation_of(found[0])):
+    name, reason = _tried(module)
+    if name and not _has(module, activation_of(name)):
         return "", "its activation has another limit than its attributes say"
-    return found
+    return name, reason
 
 
 def _has(module: Any, known: Activation) -> bool:
     """Whether a module still has the numbers of its activation: a compiler, which keeps what was tried, guards what is read here."""
     limits = [getattr(module, name, None) for name in _LIMITS] if known.limit is not None else [known.limit]
     alphas = [getattr(module, name, None) for name in _ALPHAS] if known.shift else [known.alpha]
-    return any(one == known.limit for one in limits) and any(one == known.alpha for one in alphas)
+    return any(limit == known.limit for limit in limits) and any(alpha == known.alpha for alpha in alphas)
 
 
 def _is_swiglu(module: Any) -> bool:
@@ -85,32 +85,32 @@ def _try(module: Any) -> tuple[str, str]:
             got = _apply(module, gates, ups)
     except Exception as error:  # whatever a module of others may raise
         return "", f"its activation cannot be tried: {type(error).__name__}"
-    found = [name for name in names if _same(got, activate(name, _side_by_side(name, gates, ups)))]
-    fitting = [name for name in found if activation_of(name).biased == module.has_bias]
+    matching = [name for name in names if _same(got, activate(name, _side_by_side(name, gates, ups)))]
+    fitting = [name for name in matching if activation_of(name).biased == module.has_bias]
     if fitting:
         return fitting[0], ""
-    if found:
-        return "", f"its activation is {found[0]}, {'with' if module.has_bias else 'without'} biases"
+    if matching:
+        return "", f"its activation is {matching[0]}, {'with' if module.has_bias else 'without'} biases"
     return "", "its activation is none of ours"
 
 
 def _other_tensors(module: Any) -> str:
     """The first parameter or buffer that is not one of the weights, or the origin of a parametrised one; "" where there is none."""
     up = "gate_up_proj" if module.has_gate else "up_proj"
-    own = {up, "down_proj", *((f"{up}_bias", "down_proj_bias") if module.has_bias else ())}
+    weights = {up, "down_proj", *((f"{up}_bias", "down_proj_bias") if module.has_bias else ())}
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return next((name for name, _ in tensors if name not in own and not name.startswith("parametrizations.")), "")
+    return next((name for name, _ in tensors if name not in weights and not name.startswith("parametrizations.")), "")
 
 
 def _limited(module: Any) -> list[str]:
     """The names of clamped activations with the module's limits."""
-    found = []
+    names = []
     for name in _LIMITS:
         try:
-            found.append(limited_name(getattr(module, name, None)))  # pyright: ignore[reportArgumentType]
+            names.append(limited_name(getattr(module, name, None)))  # pyright: ignore[reportArgumentType]
         except UserError:
             continue
-    return found
+    return names
 
 
 def _points(module: Any) -> Tensor:

@@ -1,6 +1,6 @@
 """The operators as `torch.library` knows them: what runs on which device, shapes without data, and derivatives; and autocast.
 
-Operators take no part in autocast, and the experts of a model are cast as the library's own products are. Under ``torch.autocast`` an operator computes in the dtypes of its arguments, as without: its sums stay in float32, and arguments of two
+Operators take no part in autocast, and the experts of a model are cast as the library's own GEMMs are. Under ``torch.autocast`` an operator computes in the dtypes of its arguments, as without: its sums stay in float32, and arguments of two
 dtypes are refused. Without a rule of its own, the plain torch inside an operator would be cast, and lose precision in silence.
 
 ``torch.ops.moe_routing_kernels.gate``, ``permute``, ``pack`` and ``combine``, with ``combine_backward``; those of the experts are in
@@ -49,9 +49,9 @@ def _without_autocast(operator: Any, keys: Any) -> Any:
 
 
 def compute_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
-    """The dtype of products of x and weight: that of autocast where it is on and takes them, else that of the weights.
+    """The dtype of GEMMs of x and weight: that of autocast where it is on and takes them, else that of the weights.
 
-    So do the library's own products: an eager one under autocast, and a grouped one, which casts rows to the weights' dtype.
+    So do the library's own GEMMs: an eager one under autocast, and a grouped one, which casts rows to the weights' dtype.
     """
     device = x.device.type
     on = torch.is_autocast_enabled(device) and torch.float64 not in (x.dtype, weight.dtype)

@@ -1,7 +1,7 @@
 """The operators that run experts, as `torch.library` knows them: what runs on which device, shapes without data, and derivatives.
 
 ``torch.ops.moe_routing_kernels.experts`` and ``feed``, pack and experts in one, whose backward passes compute all again; ``experts_training`` and ``layer_training``, which keep
-what a backward pass reads, and the backward operators of these. The backward of experts computes the pre-activations of their first product
+what a backward pass reads, and the backward operators of these. The backward of experts computes the pre-activations of their up GEMM
 again, unless ``experts_training`` kept them. ``layer_training`` is pack, experts and combine in one, whose backward weighs rows where
 the slope of the activation is computed.
 Both are told the `backend` (`backends.training`), because it decides what they keep: the shapes of an operator's outputs depend on its

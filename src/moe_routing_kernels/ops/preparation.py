@@ -92,8 +92,8 @@ def prepare(
     if here and target == Target.here():
         # The first call of any custom operator imports it, for seconds.
         importlib.import_module("torch._dynamo")
-        for one in asked:
-            one.kernel()
+        for compiled in asked:
+            compiled.kernel()
     return count
 
 
@@ -146,10 +146,10 @@ def _numbers(most: int) -> Iterator[int]:
 def _target(arch: str) -> Target:
     """The target of an architecture. Raises `UserError` for what no GPU with these kernels is called."""
     known = importlib.import_module("cutlass.base_dsl.enums").Arch.__members__
-    found = Target.named(arch)
-    if arch not in known or arch.endswith("a") != (found.capability >= (9, 0)) or arch.endswith("f"):
+    target = Target.named(arch)
+    if arch not in known or arch.endswith("a") != (target.capability >= (9, 0)) or arch.endswith("f"):
         raise bad("arch", arch, "what a GPU is called, such as sm_80, sm_90a or sm_100a")
-    return found
+    return target
 
 
 def compile_gate(problem: Layer, target: Target, logits: str = "fp32") -> None:

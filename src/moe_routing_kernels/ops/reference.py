@@ -59,14 +59,14 @@ def gate_backward(grad: Tensor, logits: Tensor, ids: Tensor, rule: str, scale: f
     if known.weigh == "softmax_all":
         shares = formulas.softmax(wide_logits)
         flow = shares.gather(1, at) * grad
-        found = (shares * -flow.sum(1, keepdim=True)).scatter_add(1, at, flow)
+        gradient = (shares * -flow.sum(1, keepdim=True)).scatter_add(1, at, flow)
     else:
         weights = _unscaled(wide_logits, at, known)
         if known.renormalize or known.weigh == "softmax_chosen":
             grad = grad - (weights * grad).sum(1, keepdim=True)
         slope = weights * grad * _relative_slope(wide_logits.gather(1, at), known.weigh)
-        found = torch.zeros_like(wide_logits).scatter(1, at, slope)
-    return found.masked_fill(ids[:, :1] < 0, torch.nan).to(logits.dtype)
+        gradient = torch.zeros_like(wide_logits).scatter(1, at, slope)
+    return gradient.masked_fill(ids[:, :1] < 0, torch.nan).to(logits.dtype)
 
 
 def _unscaled(logits: Tensor, at: Tensor, rule: FusedRule) -> Tensor:
@@ -189,7 +189,7 @@ def activated(activation: str, preact: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _preact(rows: Tensor, w13: Tensor, b13: Tensor | None) -> Tensor:
-    """The first product of an expert: rows (n, H), w13 (N, H), b13 (N,) or None -> (n, N), of `wide`."""
+    """The up GEMM of an expert, before its activation: rows (n, H), w13 (N, H), b13 (N,) or None -> (n, N), of `wide`."""
     preact = rows.to(wide(rows.dtype)) @ w13.to(wide(rows.dtype)).T
     return preact if b13 is None else preact + b13
 
@@ -208,7 +208,7 @@ def experts_backward(
 ) -> list[Tensor | None]:
     """grad (R, H) of y -> those of rows (zero in rows of no expert), w13, w2, b13 and b2 that are `wanted`, None for each other one.
 
-    Sums (R, N) of the first product that were kept are not computed again; rows are then read for the gradient of w13 alone.
+    Pre-activations (R, N) that were kept are not computed again; rows are then read for the gradient of w13 alone.
     """
     likes = (grad, w13, w2, b13, b2)
     gradients = [
@@ -283,9 +283,9 @@ def activation_gradient(activation: str, preact: Tensor, grad: Tensor) -> Tensor
     if known.limit is None:
         return torch.cat(_gated_gradient(known, gate, up, grad), dim=-1)
     limit = known.limit
-    found = _gated_gradient(known, gate.clamp(max=limit), up.clamp(-limit, limit) + known.shift, grad)
+    gradients = _gated_gradient(known, gate.clamp(max=limit), up.clamp(-limit, limit) + known.shift, grad)
     inside = gate <= limit, up.abs() <= limit
-    return torch.cat([torch.where(kept, one, 0) for kept, one in zip(inside, found, strict=True)], dim=-1)
+    return torch.cat([torch.where(kept, gradient, 0) for kept, gradient in zip(inside, gradients, strict=True)], dim=-1)
 
 
 def _gated_gradient(known: Activation, gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:

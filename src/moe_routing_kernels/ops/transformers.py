@@ -5,10 +5,10 @@ Experts whose activation is one of ours (`expert_modules`) run as `ops.fused_exp
 gpt-oss do, they are rearranged in the graph while they are trained; while they are frozen only with ``register(copies=True)``, which keeps
 them a second time (`weight_layouts`): torch does not count writes through ``.data``, such as those of a merged adapter or of weights that
 another process sends, after which a copy would be wrong in silence until `forget` drops it. For
-all others (`unsupported` says why) token rows are grouped by `ops.permute` and `ops.pack` and summed by `ops.combine`, the two products
+all others (`unsupported` says why) token rows are grouped by `ops.permute` and `ops.pack` and summed by `ops.combine`, the two GEMMs
 are `torch.nn.functional.grouped_mm`, and what a model computes between these stays its own.
 
-Dtypes are the library's: products are of autocast's dtype where it is on, else of the weights', and the result has that of the tokens.
+Dtypes are the library's: GEMMs are of autocast's dtype where it is on, else of the weights', and the result has that of the tokens.
 Read from transformers 5.17 to 5.23, ``integrations/moe.py``.
 """
 
@@ -36,7 +36,7 @@ def register(copies: bool | None = None) -> str:
     """Make the library know `experts` as an experts implementation; returns its name. Raises `UserError` without the library.
 
     `copies`: whether frozen weights in another layout than our kernels take are kept a second time. Call `forget` after every write to them
-    that torch does not count. Without, those experts run torch's products, which read the weights themselves; None is without, and says
+    that torch does not count. Without, those experts run torch's grouped GEMMs, which read the weights themselves; None is without, and says
     so once.
     """
     try:
@@ -97,7 +97,7 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
     name, reason = expert_modules.activation(module)
     reason = reason or _in_place(module)
     if reason == _NOT_KEPT and _options["copies"] is None:
-        weight_layouts.warn_without(module, [getattr(module, one) for one in _names(module)])
+        weight_layouts.warn_without(module, [getattr(module, weight) for weight in _names(module)])
     if reason:
         return _in_turn(module, x, top_k_index, top_k_weights).to(hidden_states.dtype)
     w13, w2, b13, b2 = _weights(module, x.dtype)
@@ -106,7 +106,7 @@ def experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weigh
 
 
 def unsupported(module: Any) -> str | None:
-    """Why an experts module runs torch's products between our operators, or None where it runs as `ops.fused_experts`."""
+    """Why an experts module runs torch's grouped GEMMs between our operators, or None where it runs as `ops.fused_experts`."""
     return expert_modules.activation(module)[1] or _in_place(module) or None
 
 
@@ -118,7 +118,7 @@ def _in_place(module: Any) -> str:
         return "its weights lie otherwise, and a compiled graph would rearrange them in every call"
     if not _options["copies"]:
         return _NOT_KEPT
-    if not all(_keeps(getattr(module, one)) for one in _names(module)):
+    if not all(_keeps(getattr(module, name)) for name in _names(module)):
         return "its weights lie otherwise, and are no plain parameters, whose copies could be kept"
     return ""
 
@@ -133,26 +133,26 @@ def _rearranged(module: Any) -> bool:
 
 def _trained(module: Any) -> bool:
     """Whether a gradient of the experts' own weights is wanted."""
-    return torch.is_grad_enabled() and any(getattr(module, one).requires_grad for one in _names(module))
+    return torch.is_grad_enabled() and any(getattr(module, name).requires_grad for name in _names(module))
 
 
 def _weights(module: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """w13, w2, b13 and b2 of `dtype` as operators take them."""
     interleaved = module.has_gate and not module.is_concatenated
-    found: list[Tensor | None] = []
+    arranged: list[Tensor | None] = []
     for name, turns in zip(_names(module), (interleaved, False), strict=True):
         weight, way = getattr(module, name), (module.is_transposed, turns)
         if not any(way):
-            found.append(weight.to(dtype))
+            arranged.append(weight.to(dtype))
         elif (torch.is_grad_enabled() and weight.requires_grad) or not _keeps(weight):
             weight_layouts.drop(module, name)
-            found.append(weight_layouts.arranged(weight.to(dtype), *way))
+            arranged.append(weight_layouts.arranged(weight.to(dtype), *way))
         else:
-            found.append(weight_layouts.kept(module, name, dtype, *way))
+            arranged.append(weight_layouts.kept(module, name, dtype, *way))
     for name, turns in zip(_names(module), (interleaved, False), strict=True):
         bias = getattr(module, f"{name}_bias") if module.has_bias else None
-        found.append(None if bias is None else weight_layouts.arranged(bias.to(dtype), False, turns))
-    w13, w2, b13, b2 = found
+        arranged.append(None if bias is None else weight_layouts.arranged(bias.to(dtype), False, turns))
+    w13, w2, b13, b2 = arranged
     assert w13 is not None and w2 is not None, "experts have weights"
     if _rearranged(module) and not _trained(module):
         weight_layouts.warn(module, [w13, w2])
@@ -165,30 +165,32 @@ def _keeps(weight: Any) -> bool:
 
 
 def _scores(top_k_weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weights of tokens as `combine` takes them beside rows of `dtype`."""
+    """The weights of tokens as `combine` takes them with rows of `dtype`."""
     return top_k_weights if top_k_weights.dtype == dtype else top_k_weights.to(wide(dtype))
 
 
 def _in_turn(module: Any, x: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """`experts` by torch's products, with the module's own activation between them."""
+    """`experts` by torch's grouped GEMMs, with the module's own activation between them."""
     _, offsets, order, inverse = ops.permute(top_k_index, module.num_experts)
     rows = ops.pack(x, order, inverse)
     expert = (
         top_k_index.flatten()[order.clamp_min(0)].clamp(0, module.num_experts - 1).long() if module.has_bias else None
     )
-    # Products leave undefined numbers in rows of no expert, and so do their gradients. What a model computes between them may have
+    # Grouped GEMMs leave undefined numbers in rows of no expert, and so do their gradients. What a model computes between them may have
     # parameters, as biases are: masks keep these rows out of its inputs and out of the gradients that reach it.
     nowhere = (order < 0).unsqueeze(1)
     up, down = _names(module)
-    inner = _product(module, up, rows, offsets, expert, nowhere)
+    inner = _grouped_gemm(module, up, rows, offsets, expert, nowhere)
     inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
-    y = _product(module, down, inner.to(x.dtype).masked_fill(nowhere, 0), offsets, expert, nowhere)
+    y = _grouped_gemm(module, down, inner.to(x.dtype).masked_fill(nowhere, 0), offsets, expert, nowhere)
     if getattr(module, "has_post_expert_norm", False):
         y = module.post_expert_norm(y)
     return ops.combine(y, inverse, _scores(top_k_weights, y.dtype))
 
 
-def _product(module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None, nowhere: Tensor) -> Tensor:
+def _grouped_gemm(
+    module: Any, name: str, rows: Tensor, offsets: Tensor, expert: Tensor | None, nowhere: Tensor
+) -> Tensor:
     """rows (R, K) times the weights of each row's expert (R,), and its bias where `expert` is given; zero `nowhere` (R, 1)."""
     weight = getattr(module, name).to(rows.dtype)
     out = F.grouped_mm(rows, weight if module.is_transposed else weight.transpose(1, 2), offs=offsets[1:])

@@ -19,7 +19,7 @@ from torch import Tensor
 from moe_routing_kernels.pack import MAX_CHECKED_ROWS
 from moe_routing_kernels.target import Target
 
-ELEMENTS = 32  # of a tile, that a thread holds of each of y and the partial products
+ELEMENTS = 32  # of a tile, that a thread holds of each of y and the partial dot products
 ENOUGH_PROGRAMS = 4  # per multiprocessor: fewer leave it partly idle, and programs then have more threads
 
 

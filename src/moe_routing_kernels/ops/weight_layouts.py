@@ -73,13 +73,13 @@ def warn(module: Any, weights: list[Tensor]) -> None:
     """Say once for each class and size that copies are kept, and how large they are."""
     text = f"{_of_layout(module)}: {_mebibytes(weights):,.1f} MiB more per layer hold copies"
     hint = "call ops.transformers.forget(model) after writes that torch does not count, such as those to .data"
-    warnings.warn(f"{text}; {hint}; register(copies=False) runs torch's products instead", stacklevel=4)
+    warnings.warn(f"{text}; {hint}; register(copies=False) runs torch's grouped GEMMs instead", stacklevel=4)
 
 
 def warn_without(module: Any, weights: list[Tensor]) -> None:
-    """Say once for each class and size that torch's products run, and what our kernels would cost."""
+    """Say once for each class and size that torch's grouped GEMMs run, and what our kernels would cost."""
     more = f"copies of them, {_mebibytes(weights):,.1f} MiB more per layer, which are wrong after writes to .data until forget(model) is called"
-    text = f"{_of_layout(module)}, so torch's products run; register(copies=True) keeps {more}"
+    text = f"{_of_layout(module)}, so torch's grouped GEMMs run; register(copies=True) keeps {more}"
     warnings.warn(f"{text}; register(copies=False) is silent", stacklevel=3)
 
 
@@ -88,7 +88,7 @@ def _of_layout(module: Any) -> str:
 
 
 def _mebibytes(weights: list[Tensor]) -> float:
-    return sum(one.numel() * one.element_size() for one in weights) / 2**20
+    return sum(weight.numel() * weight.element_size() for weight in weights) / 2**20
 
 
 def _stamp(weight: Tensor) -> tuple:

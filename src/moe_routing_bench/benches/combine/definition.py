@@ -12,7 +12,7 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, rounded, tolerance
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.formats import FORMATS
 

@@ -9,7 +9,7 @@ BENCH = Bench(
     baseline="torch_all_to_all",
     implementations=(
         Implementation("torch_all_to_all", ".all_to_all"),
-        Implementation("torch_deduplicated", ".deduplicated"),
+        Implementation("torch_deduplicated", ".all_to_all:deduplicated"),
     ),
     reads=("y", "row_tokens", "row_weights", "topk_ids"),
     writes=("combined",),

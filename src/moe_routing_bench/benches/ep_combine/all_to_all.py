@@ -1,6 +1,10 @@
-"""A row per assignment back by `torch.distributed.all_to_all_single`: weighted, put in the order of tokens' ranks, sent, summed in float32.
+"""Rows back by `torch.distributed.all_to_all_single`, a row per assignment, or per token and rank. The host waits for the counts.
 
-No counts travel: a rank counts its experts' rows by the rank of their token, and its tokens' rows by their ids. The host waits for both.
+A row per assignment: weighted, put in the order of tokens' ranks, sent, and summed in float32 by the token's rank.
+
+`deduplicated`: the experts' rank first adds up its rows of a token, weighted, in float32, and sends the sum.
+
+No counts travel: a rank counts its experts' rows by the rank of their token, and its tokens' rows by their ids.
 """
 
 from collections.abc import Callable
@@ -9,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moe_routing_bench.benches.ranks import Exchange, by_expert
+from moe_routing_bench.benches.ranks import Exchange, by_expert, goes
 
 
 def send_back(
@@ -38,5 +42,29 @@ def bind(
         by_source = to.argsort(stable=True)
         rows = (y[by_source].float() * row_weights[by_source, None]).to(y.dtype)
         send_back(rows, (splits[0].tolist(), splits[1].tolist()), order // problem.top_k, None, combined)
+
+    return combine
+
+
+def sums(y: Tensor, weights: Tensor, places: Tensor, count: int) -> Tensor:
+    """Rows y (m, H) times weights (m,), added up in float32 to row `places` (m,) of so many, of y's dtype."""
+    total = torch.zeros(count, y.shape[1], device=y.device)
+    return total.index_add_(0, places, y.float() * weights[:, None]).to(y.dtype)
+
+
+def bind_deduplicated(
+    problem: Exchange, *, y: Tensor, row_tokens: Tensor, row_weights: Tensor, topk_ids: Tensor, combined: Tensor
+) -> Callable[[], object]:
+    """Bind y (R, H), row_tokens (R,) int32, row_weights (R,) float32 and topk_ids (T_r, k) int32; the call writes combined (T_r, H). All ranks
+    of the default process group call together."""
+    ends = torch.tensor(problem.shares, device=y.device).cumsum(0)
+
+    def combine() -> None:
+        used = row_tokens[: int((row_tokens >= 0).sum())]
+        tokens, places = used.long().unique(return_inverse=True)  # in the order of the batch, so also of ranks
+        to = torch.bincount(torch.searchsorted(ends, tokens, right=True), minlength=problem.ranks)
+        come = goes(topk_ids, problem.ranks, problem.local).t() > 0
+        rows = sums(y[: len(used)], row_weights[: len(used)], places, len(tokens))
+        send_back(rows, (come.sum(1).tolist(), to.tolist()), come.nonzero()[:, 1], None, combined)
 
     return combine

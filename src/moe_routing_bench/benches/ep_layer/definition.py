@@ -15,7 +15,7 @@ from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.layer import definition as layer
 from moe_routing_bench.benches.ranks import Exchange, exchange, joined, row_traffic, split
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.workload.rows import row_layout
+from moe_routing_bench.workload.row_map import row_layout
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.layer import Layer

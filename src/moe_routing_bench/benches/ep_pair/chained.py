@@ -10,8 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from moe_routing_bench.benches.dispatch.all_to_all import send, send_once
-from moe_routing_bench.benches.ep_combine.all_to_all import send_back
-from moe_routing_bench.benches.ep_combine.deduplicated import sums
+from moe_routing_bench.benches.ep_combine.all_to_all import send_back, sums
 from moe_routing_bench.benches.ranks import Exchange
 
 

@@ -7,7 +7,7 @@ have them, N(0, 16), so that a tenth of gates and ups is clamped. Where an activ
 `spread`, for the same share. Weights of a quantised format are drawn in that of the activations, which
 biases keep, and are then its parts (`formats.weights`): elements, called w13 and w2, w13_scales, w2_scales and so on. The
 reference multiplies with what these stand for, so it has no error of the format in it. Output: y (R, H) of the activations' format, the expert of each row as
-`kernels.experts` defines it. Padding rows of y are not looked at: nothing reads them.
+`moe_routing_kernels.experts` defines it. Padding rows of y are not looked at: nothing reads them.
 """
 
 import itertools
@@ -20,7 +20,7 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, close, nbytes, tolerance
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.formats import FORMATS, Format, dequantise, quantisation, quantise

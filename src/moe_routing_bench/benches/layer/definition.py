@@ -16,7 +16,7 @@ from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.routing import definition as routing
 from moe_routing_bench.benches.shared_experts import definition as shared_experts
 from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.workload.rows import row_layout
+from moe_routing_bench.workload.row_map import row_layout
 from moe_routing_kernels.formats import dequantise, quantise
 from moe_routing_kernels.layer import Layer
 

@@ -1,7 +1,7 @@
 """model: a forward pass of a whole language model, in which only the way of the experts differs.
 
 The boundary is what one step of generation computes: from token ids to the logits of the next token. A prefill is one sequence of `tokens`; a
-decoding step is one token of each of `tokens` sequences, behind a context of `architectures.CONTEXT` tokens whose keys and values are given.
+decoding step is one token of each of `tokens` sequences, behind a context of `published_models.CONTEXT` tokens whose keys and values are given.
 Attention, norms, routers, shared experts and the cache are those of the transformers library for all implementations. No sampling.
 
 ``generate`` itself prefills with grouped_mm and decodes with batched_mm, whatever it is told; here every form is pinned. Quantised experts,
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from moe_routing_bench.benches.bench import Bench, Implementation, Peer
 from moe_routing_bench.benches.experts import BENCH as EXPERTS
 from moe_routing_bench.benches.experts import WEIGHTS
-from moe_routing_bench.benches.model.architectures import MOST_LAYERS
+from moe_routing_bench.benches.model.published_models import MOST_LAYERS
 from moe_routing_kernels.implementations import chosen_by_name, listed
 
 _PEER = Peer("transformers", "transformers", "pip install -e '.[peers]'")

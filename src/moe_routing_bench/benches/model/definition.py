@@ -20,8 +20,8 @@ from torch import Tensor
 
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, close, nbytes, tolerance
 from moe_routing_bench.benches.experts import definition as experts
-from moe_routing_bench.benches.model import library
-from moe_routing_bench.benches.model.architectures import Model, architecture
+from moe_routing_bench.benches.model import weight_views
+from moe_routing_bench.benches.model.published_models import Model, architecture
 from moe_routing_bench.benches.model.step import HANDED, of_layer
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import generator, randn
@@ -43,7 +43,7 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     shape = (wanted.sequences, cell.tokens // wanted.sequences)
     inputs = {"ids": torch.randint(wanted.architecture.vocabulary, shape, generator=rng, device=device)}
     if wanted.decode:
-        kept = zip(("keys", "values"), library.cache_shapes(wanted), strict=True)
+        kept = zip(("keys", "values"), weight_views.cache_shapes(wanted), strict=True)
         inputs |= {name: randn((wanted.architecture.layers, *one), cell.dtype, rng) for name, one in kept}
     return inputs
 
@@ -51,10 +51,10 @@ def build(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
 def shared(cell: Cell, seed: int, device: str) -> dict[str, Tensor]:
     """The weights, drawn once per cell and where they are used: they may take half of the memory of a GPU."""
     wanted, rng = problem(cell), generator(seed, device)
-    weights = torch.empty(library.length(wanted), dtype=library.dtype(wanted), device=device)
-    drawn = {"weights": library.draw(wanted, weights, rng)}
+    weights = torch.empty(weight_views.length(wanted), dtype=weight_views.dtype(wanted), device=device)
+    drawn = {"weights": weight_views.draw(wanted, weights, rng)}
     if wanted.quantised:
-        for layer, _ in enumerate(library.experts(library.skeleton(wanted, "eager"))):
+        for layer, _ in enumerate(weight_views.experts(weight_views.skeleton(wanted, "eager"))):
             drawn |= {f"{name}.{layer}": part for name, part in _quantised(cell, rng).items()}
     return drawn
 
@@ -93,19 +93,19 @@ def reference(cell: Cell, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def in_float32(cell: Cell, inputs: dict[str, Tensor], answer: Answer) -> dict[str, Tensor]:
     """hidden (T, H) and logits (B, V) of the model in float32, TF32 off, whose experts give the answers of `answer`."""
-    model = library.over(problem(cell), inputs["weights"], "eager", wide=True)
-    for layer, (_, module) in enumerate(library.experts(model)):
+    model = weight_views.over(problem(cell), inputs["weights"], "eager", wide=True)
+    for layer, (_, module) in enumerate(weight_views.experts(model)):
         module.forward = lambda *given, layer=layer: answer(layer, *given).float()
     kept = (inputs[name].float() if name in inputs else None for name in ("keys", "values"))
-    return library.forward(model, inputs["ids"], *kept)
+    return weight_views.forward(model, inputs["ids"], *kept)
 
 
 def _experts_weights(cell: Cell, inputs: dict[str, Tensor]) -> list[dict[str, Tensor]]:
     """w13 (E, 2 I, H) and w2 (E, H, I) of every layer with experts, views into the weights; of quantised ones the parts."""
-    found = library.over(problem(cell), inputs["weights"], "eager")
+    found = weight_views.over(problem(cell), inputs["weights"], "eager")
     if problem(cell).quantised:
-        return [of_layer(inputs, layer) for layer, _ in enumerate(library.experts(found))]
-    return [{"w13": one.gate_up_proj, "w2": one.down_proj} for _, one in library.experts(found)]
+        return [of_layer(inputs, layer) for layer, _ in enumerate(weight_views.experts(found))]
+    return [{"w13": one.gate_up_proj, "w2": one.down_proj} for _, one in weight_views.experts(found)]
 
 
 def mixture(cell: Cell, weights: dict[str, Tensor], x: Tensor, ids: Tensor, scales: Tensor) -> Tensor:
@@ -166,7 +166,7 @@ def assignment(cell: Cell, inputs: dict[str, Tensor], expected: dict[str, Tensor
 def cost(cell: Cell, inputs: dict[str, Tensor], outputs: dict[str, Tensor], expected: dict[str, Tensor]) -> Cost:
     """Token ids, the cache, embeddings of the tokens and all other parameters but experts without a token read once; outputs written once;
     products with parameters, of the logits those of the last positions. Attention's own products are not counted."""
-    always, products = library.counts(problem(cell))
+    always, products = weight_views.counts(problem(cell))
     active, one = sum(len(layer.unique()) for layer in expected["topk_ids"]), 3 * cell.hidden * cell.intermediate
     always += len(inputs["ids"].unique()) * cell.hidden
     routed = active * nbytes(*_experts_weights(cell, inputs)[0].values()) // cell.experts

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.benches.model import library
-from moe_routing_bench.benches.model.architectures import Model
+from moe_routing_bench.benches.model import weight_views
+from moe_routing_bench.benches.model.published_models import Model
 from moe_routing_kernels import ops
 from moe_routing_kernels.experts import Experts
 from moe_routing_kernels.experts.common import unaligned
@@ -128,15 +128,15 @@ def bind(
     for name, known in ((ours.NAME, ours.register), (NAME, register)):
         if form == name:
             known()
-    model, seen = library.over(problem, weights, form), list[tuple[Tensor, ...]]()
-    for i, (_, module) in enumerate(library.experts(model)):
+    model, seen = weight_views.over(problem, weights, form), list[tuple[Tensor, ...]]()
+    for i, (_, module) in enumerate(weight_views.experts(model)):
         if experts:
             module.gemms = bound(layer(problem).experts, experts, of_layer(parts, i))
         module.register_forward_hook(lambda _, given, y: seen.append((*given, y)))
 
     def run() -> dict[str, Tensor]:
         seen.clear()
-        found: dict[str, Tensor] = library.forward(model, ids, keys, values)
+        found: dict[str, Tensor] = weight_views.forward(model, ids, keys, values)
         for i, one in enumerate(seen):
             found |= {f"{name}.{i}": tensor for name, tensor in zip(HANDED, one, strict=True)}
         return found

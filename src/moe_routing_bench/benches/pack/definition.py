@@ -18,7 +18,7 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, exact, nbytes
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import draw_ids, generator, randn
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels import formats
 from moe_routing_kernels.formats import dequantise, quantise
 from moe_routing_kernels.pack import Pack

@@ -10,7 +10,7 @@ from torch import Tensor
 from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, exact, nbytes
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import draw_ids, generator
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels.permute import Permute
 
 

@@ -11,7 +11,7 @@ from moe_routing_bench.benches.checks import Assignment, Check, Cost, both, clos
 from moe_routing_bench.benches.gate import definition as gate
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import draw_routing, generator, randn, selection_bias
-from moe_routing_bench.workload.rows import row_layout, row_map
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.routing import Routing

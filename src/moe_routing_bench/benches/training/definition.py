@@ -18,7 +18,7 @@ from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.routing import definition as routing
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_bench.workload.draw import generator, randn
-from moe_routing_bench.workload.rows import row_layout
+from moe_routing_bench.workload.row_map import row_layout
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.gate import FUSED, FUSED_FORMULAS

@@ -1,6 +1,6 @@
 """One step of a layer: forward under autograd, then the gradients of tokens, logits and weights in one call.
 
-A way is a module of ``kernels.training``, a layer for ids and weights that are given: in plain torch behind the rule in plain torch,
+A way is a module of ``moe_routing_kernels.training``, a layer for ids and weights that are given: in plain torch behind the rule in plain torch,
 of a library behind our gate. `ops` is `moe_routing_kernels.ops.layer`.
 """
 

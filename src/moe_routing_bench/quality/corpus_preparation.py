@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from moe_routing_bench.quality import cleaning, prepared
-from moe_routing_bench.quality.packages import Package, archive, documents
+from moe_routing_bench.quality.corpus_packages import Package, archive, documents
 from moe_routing_bench.quality.prepared import BYTES
 from moe_routing_kernels.errors import UserError, bad
 

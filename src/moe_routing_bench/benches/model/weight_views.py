@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moe_routing_bench.benches.model.architectures import CONTEXT, Model
+from moe_routing_bench.benches.model.published_models import CONTEXT, Model
 from moe_routing_kernels.formats import FORMATS
 
 _ALIGN = 128  # elements: where every parameter begins; kernels ask for 16 bytes
