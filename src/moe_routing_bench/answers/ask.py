@@ -205,6 +205,7 @@ def _provenance(cell: Cell, row: Row) -> Answer:
     commit = row["git_sha"]
     return {
         "run": cell.run,
+        "submitted_by": stored.submitter(cell.run),
         "commit": commit,
         "version": commit and stored.version(cell.run, commit),
         "card": row["gpu_name"] or row["cpu_model"],

@@ -162,4 +162,5 @@ def _origin(origin: Mapping[str, Any]) -> str:
         f"{name} {origin[key]}" for name, key in (("driver", "driver"), ("torch", "torch")) if origin[key]
     )
     older = f"; {origin['older_code']}" if origin["older_code"] else ""
-    return f"Run {origin['run']}, {version} ({str(origin['commit'])[:7]}), {origin['card']}, {origin['day']}, {stack}{older}."
+    others = f" of others (submitted by {origin['submitted_by']})" if origin["submitted_by"] else ""
+    return f"Run {origin['run']}{others}, {version} ({str(origin['commit'])[:7]}), {origin['card']}, {origin['day']}, {stack}{older}."

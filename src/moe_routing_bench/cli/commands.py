@@ -47,6 +47,8 @@ SECTIONS = {
         "figure": "report.figure",
         "manifest": "published.manifest",
         "published": "published.published",
+        "submit": "submit.submit",
+        "verify": "submit.verify",
         "columns": "list.columns",
         "site": "published.site",
         "compare": "compare.compare",

@@ -94,7 +94,7 @@ function notesOf(cell) {
 }
 function originOf(cell, fastest) {
   const run = rules.runs[cell.run], stack = [["driver", fastest.driver], ["torch", fastest.torch_version], ["CUDA", fastest.cuda_version]].filter(([, one]) => one).map(([name, one]) => `, ${name} ${one}`).join("");
-  return ["From ", element("a", `run ${cell.run}`, {href: run.address}), `, version ${cell.version ?? "unknown"} (${(fastest.git_sha ?? "unknown").slice(0, 7)}), ${fastest.gpu_name ?? "CPU"}, ${cell.day}${stack}${cell.older ? `; older code: ${cell.bench} or its measurement has changed since` : ""}. Again: `, element("code", cell.command), "."];
+  return ["From ", element("a", `run ${cell.run}`, {href: run.address}), run.by ? ` of others (submitted by ${run.by})` : "", `, version ${cell.version ?? "unknown"} (${(fastest.git_sha ?? "unknown").slice(0, 7)}), ${fastest.gpu_name ?? "CPU"}, ${cell.day}${stack}${cell.older ? `; older code: ${cell.bench} or its measurement has changed since` : ""}. Again: `, element("code", cell.command), "."];
 }
 // What would change with T, k, the skew, E, the format and the device: measured points alone.
 function overParts(answer) {
