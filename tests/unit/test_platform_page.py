@@ -98,6 +98,14 @@ def test_the_form_keeps_its_question_in_the_address(folder):
     )
 
 
+def test_formats_phase_and_ranks_are_in_sight(folder):
+    """They decide which kernels can answer at all: a reader overlooked the format of weights below "more"."""
+    script = """return [...document.querySelectorAll("#question select, #question input")].filter(one => one.checkVisibility()).map(one => one.name)"""
+    assert {"model", "tokens", "phase", "weights", "dtype", "skew", "top_k", "tp", "ep", "ranks"} <= set(
+        asked(folder / "index.html", script)
+    )
+
+
 def test_addresses_of_the_former_report_lead_to_it(folder):
     """Rows of the run without a name had their addresses here."""
     assert (folder / platform.FORMER).read_text() == "the report of the run without a name"
