@@ -164,10 +164,11 @@ def test_an_answer_draws_what_would_change(folder, width):
     """A panel for each axis along which other cells were measured, with the points of `ask` and the one asked; equal heights; no name over another."""
     script = """restore(new URLSearchParams({bench: "permute", tokens: "16384", experts: "128"}));
         const panels = document.querySelectorAll("#chart-asked svg[aria-label$=marks]"), heights = new Set([...panels].map(svg => [...svg.querySelectorAll("[aria-label='y-axis tick label'] text")].map(one => one.textContent).join()));
+        const ticks = [...panels].map(svg => [...svg.querySelectorAll("[aria-label='x-axis tick label'] text")].map(one => one.textContent));
         const points = marksOf(page.charts.asked).map(one => [one.panel, one.series, one.x, one.y]), over = Object.keys(VARIED).map(name => byId(`over-${name}`)?.innerText ?? "");
         restore(new URLSearchParams({model: "qwen3-30b-a3b", tokens: "16384", bench: "layer"}));
         const names = [...[...document.querySelectorAll("#chart-asked svg[aria-label$=marks]")].at(-1).querySelectorAll("[aria-label='x-axis tick label'] text")].map(one => one.getBoundingClientRect());
-        return {points, over, heights: heights.size, panels: panels.length, formats: names.length, meet: names.some((one, i) => names[i + 1] && one.right > names[i + 1].left + 2 && one.bottom === names[i + 1].bottom)};"""
+        return {points, over, ticks, heights: heights.size, panels: panels.length, formats: names.length, meet: names.some((one, i) => names[i + 1] && one.right > names[i + 1].left + 2 && one.bottom === names[i + 1].bottom)};"""
     with loaded(folder / "index.html", width=width) as shown:
         shown.value(DRAWN)
         found = json.loads(shown.value(f"JSON.stringify((() => {{ {script} }})())"))
@@ -176,6 +177,8 @@ def test_an_answer_draws_what_would_change(folder, width):
     varied = {axis: {step[axis] for step in answer[f"over_{axis}"]} for axis in around.VARIED}
     shown_at = {"top_k": "over k", "skew": "over skew", "experts": "over E"}
     assert sum(map(bool, varied.values())) >= 2 and found["heights"] == 1
+    measured = {str(x) for _, _, x, _ in found["points"]}
+    assert all(set(ticks) <= measured for ticks in found["ticks"]), "an axis of counts names those that were measured"
     for (axis, values), text in zip(varied.items(), found["over"], strict=True):
         there = {x for panel, _, x, _ in found["points"] if panel == shown_at[axis]}
         assert there == (values | {answer["nearest"]["axes"][axis]} if values else set())
