@@ -10,6 +10,7 @@ import typer
 
 from moe_routing_bench.cli import options
 from moe_routing_bench.cli.options import Platform, Run
+from moe_routing_bench.cli.printing import quoted
 from moe_routing_bench.comparison import submitted
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import archive, contradictions, manifest, parquet, paths, platforms, records
@@ -32,7 +33,7 @@ def submit(
     target = options.chosen(out, Path(f"{name}.tar.gz"), force)
     with writing(target):
         archive.pack(name, by, target)
-    print(f"wrote {target}; next: moe-routing-bench verify {target}")
+    print(f"wrote {target}; next: moe-routing-bench verify {quoted(target)}")
 
 
 def verify(
