@@ -14,8 +14,7 @@ import yaml
 
 from moe_routing_bench.answers.ask import ask
 from moe_routing_bench.answers.said import lines
-from moe_routing_bench.cli.published import manifest
-from moe_routing_bench.cli.submit import submit, verify
+from moe_routing_bench.cli.published import manifest, submit, verify
 from moe_routing_bench.comparison import submitted
 from moe_routing_bench.packages import PACKAGE
 from moe_routing_bench.report.site import listed
