@@ -9,7 +9,7 @@ FLOOR_SAID = f"{math.expm1(ANY_FLOOR):.0%}".replace("%", " %")
 
 
 def beyond_any_floor(low: float | None, high: float | None) -> bool:
-    """Whether the interval of a time ratio on a GPU lies so far from 1 that it is told apart in a run without twins."""
+    """Whether the interval of a time ratio on a GPU lies so far from 1 that a run without twins shows a difference."""
     return low is not None and high is not None and (low > math.exp(ANY_FLOOR) or high < math.exp(-ANY_FLOOR))
 
 

@@ -258,3 +258,28 @@ def test_a_large_gap_is_told_apart_without_twins():
     assert not near["told_apart"] and "no verdict: too few twins" in near["sentence"]
     judged = ask("qwen3-30b-a3b", tokens=64)["against"]
     assert judged["verdict"] and not judged["assumed"]
+
+
+def test_what_would_change_with_k_skew_and_experts_is_measured():
+    """Cells that differ in one axis alone, on the same card; the ratio is that of two stored medians; another implementation is not compared."""
+    answer = ask(bench="permute", tokens=16384, experts=128)
+    place = answer["nearest"]["axes"]
+    assert [len(answer[f"over_{name}"]) > 0 for name in around.VARIED].count(True) >= 2
+    text = "\n".join(lines(answer))
+    for name, label in around.VARIED.items():
+        for step in answer[f"over_{name}"]:
+            assert step[name] != place[name] and f"at other {label}, over that here" in text
+            same = {axis: place.get(axis) for axis in ("tokens", "dtype", "layout", "sampler", *around.VARIED)}
+            (there,) = {
+                row["median_us"]
+                for row in stored_rows(step["run"], bench="permute", implementation=step["implementation"])
+                if all(row[axis] == value for axis, value in (same | {name: step[name]}).items() if axis != "sampler")
+                and row["capacity_factor"] is place.get("capacity_factor")
+            }
+            (here,) = {
+                row["median_us"]
+                for row in stored_rows(answer["nearest"]["run"], cell=answer["nearest"]["cell"])
+                if row["implementation"] == step["implementation"]
+            }
+            assert step["ratio"] == there / here
+            assert step["low"] is None or step["low"] <= step["ratio"] <= step["high"]

@@ -148,7 +148,7 @@ def test_verdicts():
     ]
     found = matrices.verdict_matrix(frame(*rows))
     assert shown(found, "panel", "x", "y", "series", "says") == [
-        ("gate", "torch", "T8", "slower", "0.05x"),
+        ("gate", "torch", "T8", "less than half as fast", "0.05x"),
         ("gate", "cute", "T8", "faster", "21.9x"),
     ]
     assert "no row has a verdict" in matrices.verdict_matrix(frame(rows[2])).reason
@@ -162,6 +162,19 @@ def test_verdicts():
         "0.01x",
         "0.003x",
     ]
+
+
+def test_the_colour_of_a_slower_one_says_how_far_it_is_behind():
+    """A reader took 0.99x and 0.28x for the same, as both were of one red."""
+    ratios = {"torch": 0.28, "triton": 0.5, "cute": 0.7, "quack": 0.9, "vllm": 0.99}
+    rows = [
+        ran("gate", name, 2.0, cell="a", tokens=8, best_verdict="slower", best_speedup=ratio)
+        for name, ratio in ratios.items()
+    ]
+    found = matrices.verdict_matrix(frame(*rows))
+    tints = {one[0]: found.colors[one[1]] for one in shown(found, "x", "series")}
+    assert tints["torch"] != tints["triton"] == tints["cute"] != tints["quack"] == tints["vllm"] != tints["torch"]
+    assert matrices._shade("undecided", 0.3) == "undecided" and matrices._shade("faster", 1.2) == "faster"
 
 
 def test_speedups():

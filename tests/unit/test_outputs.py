@@ -42,6 +42,7 @@ COMMANDS = {
     ("collect-perft", "--out"): JSON,
     ("site", "--out"): [],
     ("report", "--out"): ["--rows", "rows.csv"],
+    ("submit", "--out"): ["--by", "Ada L."],
 }
 FOLDERS = {
     ("measure", "--profile"),

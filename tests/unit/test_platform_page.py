@@ -11,6 +11,7 @@ import pytest
 from test_questions import arguments
 
 from browser import CONTRAST, GOOD, asked, loaded
+from moe_routing_bench.answers import around
 from moe_routing_bench.answers.ask import ask
 from moe_routing_bench.cli.report import rows_of
 from moe_routing_bench.packages import PACKAGE
@@ -97,6 +98,14 @@ def test_the_form_keeps_its_question_in_the_address(folder):
     )
 
 
+def test_formats_phase_and_ranks_are_in_sight(folder):
+    """They decide which kernels can answer at all: a reader overlooked the format of weights below "more"."""
+    script = """return [...document.querySelectorAll("#question select, #question input")].filter(one => one.checkVisibility()).map(one => one.name)"""
+    assert {"model", "tokens", "phase", "weights", "dtype", "skew", "top_k", "tp", "ep", "ranks"} <= set(
+        asked(folder / "index.html", script)
+    )
+
+
 def test_addresses_of_the_former_report_lead_to_it(folder):
     """Rows of the run without a name had their addresses here."""
     assert (folder / platform.FORMER).read_text() == "the report of the run without a name"
@@ -135,7 +144,7 @@ def test_an_answer_draws_ours_and_the_fastest_other_over_tokens(folder):
     """The points of the table over T; another answer draws another figure, or none where one number of tokens was measured."""
     script = """restore(new URLSearchParams({model: "deepseek-v3", tokens: "64"}));
         const seen = () => [...document.querySelectorAll("#chart-asked svg[aria-label$=marks] [aria-label=dot] path")].length;
-        const marks = marksOf(page.charts.asked), first = seen(), times = marks.map(one => [one.series, one.x, one.y]);
+        const marks = marksOf(page.charts.asked), first = seen(), times = marks.map(one => [one.series, one.x, one.y, one.panel]);
         restore(new URLSearchParams({model: "olmoe-1b-7b", phase: "training"}));
         return {first, times, after: seen()};"""
     with loaded(folder / "index.html") as shown:
@@ -144,9 +153,39 @@ def test_an_answer_draws_ours_and_the_fastest_other_over_tokens(folder):
         assert not shown.console()
     answer = ask("deepseek-v3", tokens=64, platform=NAME)
     tokens = {step["tokens"] for step in answer["over_tokens"]}
-    assert {x for _, x, _ in found["times"]} == tokens and found["first"] == len(found["times"]) > len(tokens)
-    assert ["ours", 64, answer["ours"]["median_us"]] in found["times"]
-    assert ["fastest other", 64, answer["other"]["median_us"]] in found["times"] and found["after"] == 0
+    over = [mark[:3] for mark in found["times"] if mark[3] == "over tokens"]
+    assert {x for _, x, _ in over} == tokens and found["first"] == len(found["times"]) > len(tokens)
+    assert ["ours", 64, answer["ours"]["median_us"]] in over
+    assert ["fastest other", 64, answer["other"]["median_us"]] in over and found["after"] == 0
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_an_answer_draws_what_would_change(folder, width):
+    """A panel for each axis along which other cells were measured, with the points of `ask` and the one asked; equal heights; no name over another."""
+    script = """restore(new URLSearchParams({bench: "permute", tokens: "16384", experts: "128"}));
+        const panels = document.querySelectorAll("#chart-asked svg[aria-label$=marks]"), heights = new Set([...panels].map(svg => [...svg.querySelectorAll("[aria-label='y-axis tick label'] text")].map(one => one.textContent).join()));
+        const ticks = [...panels].map(svg => [...svg.querySelectorAll("[aria-label='x-axis tick label'] text")].map(one => one.textContent));
+        const points = marksOf(page.charts.asked).map(one => [one.panel, one.series, one.x, one.y]), over = Object.keys(VARIED).map(name => byId(`over-${name}`)?.innerText ?? "");
+        restore(new URLSearchParams({model: "qwen3-30b-a3b", tokens: "16384", bench: "layer"}));
+        const names = [...[...document.querySelectorAll("#chart-asked svg[aria-label$=marks]")].at(-1).querySelectorAll("[aria-label='x-axis tick label'] text")].map(one => one.getBoundingClientRect());
+        return {points, over, ticks, heights: heights.size, panels: panels.length, formats: names.length, meet: names.some((one, i) => names[i + 1] && one.right > names[i + 1].left + 2 && one.bottom === names[i + 1].bottom)};"""
+    with loaded(folder / "index.html", width=width) as shown:
+        shown.value(DRAWN)
+        found = json.loads(shown.value(f"JSON.stringify((() => {{ {script} }})())"))
+        assert not shown.console()
+    answer = ask(bench="permute", tokens=16384, experts=128, platform=NAME)
+    varied = {axis: {step[axis] for step in answer[f"over_{axis}"]} for axis in around.VARIED}
+    shown_at = {"top_k": "over k", "skew": "over skew", "experts": "over E"}
+    assert sum(map(bool, varied.values())) >= 2 and found["heights"] == 1
+    measured = {str(x) for _, _, x, _ in found["points"]}
+    assert all(set(ticks) <= measured for ticks in found["ticks"]), "an axis of counts names those that were measured"
+    for (axis, values), text in zip(varied.items(), found["over"], strict=True):
+        there = {x for panel, _, x, _ in found["points"] if panel == shown_at[axis]}
+        assert there == (values | {answer["nearest"]["axes"][axis]} if values else set())
+        assert bool(text) is bool(values) and all(f"{value:g}: " in text for value in values)
+    stored_times = {row["median_us"] for cell in platform.read(NAME) if cell.bench == "permute" for row in cell.timed}
+    assert {y for *_, y in found["points"]} <= stored_times
+    assert found["formats"] >= 3 and not found["meet"]
 
 
 def test_a_section_opens_to_its_cells(folder):

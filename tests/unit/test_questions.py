@@ -179,7 +179,7 @@ const place = one => one && [one.cell.run, one.cell.cell, one.octaves === Infini
 const said = answer => answer.kind === "refused" ? {kind: answer.kind, missing: answer.missing, nearest: place(answer.nearest)} : {
   kind: answer.kind, nearest: place(answer.nearest), sentence: answer.sentence, told_apart: answer.told_apart, fastest: answer.fastest.implementation, ours: answer.ours && answer.ours.implementation, other: answer.other && answer.other.implementation,
   against: told(answer.against), compared: answer.compared.map(told), lacking: answer.lacking, ignored: answer.ignored, instead_of: answer.instead_of, format: answer.format,
-  over_tokens: points(answer.over_tokens, "tokens"), over_formats: points(answer.over_formats, "weights"), over_skew: answer.over_skew.map(one => [one.skew, one.ratio, one.low, one.high, one.run]),
+  over_tokens: points(answer.over_tokens, "tokens"), over_formats: points(answer.over_formats, "weights"), ...Object.fromEntries(["skew", "top_k", "experts"].map(name => [`over_${name}`, answer[`over_${name}`].map(one => [one[name], one.ratio, one.low, one.high, one.run])])),
   elsewhere: answer.cell.elsewhere.map(one => [one.platform, one.fastest, one.median_us]), command: answer.cell.command};
 """
 
@@ -212,7 +212,12 @@ def expected(answer):
         "compared": [told(pair) for pair in answer["compared"]],
         "over_tokens": points(answer["over_tokens"], "tokens"),
         "over_formats": points(answer["over_formats"], "weights"),
-        "over_skew": [[one[name] for name in ("skew", "ratio", "low", "high", "run")] for one in answer["over_skew"]],
+        **{
+            f"over_{axis}": [
+                [one[name] for name in (axis, "ratio", "low", "high", "run")] for one in answer[f"over_{axis}"]
+            ]
+            for axis in ("skew", "top_k", "experts")
+        },
         "elsewhere": [[one[name] for name in ("platform", "fastest", "median_us")] for one in answer["elsewhere"]],
     }
 
@@ -227,6 +232,7 @@ MORE = (
     ["qwen1.5-moe-a2.7b", "--tokens", 1],  # a row has no interval
     ["deepseek-v2-lite", "--tokens", 128, "--weights", "int8", "--dtype", "fp16"],
     ["qwen3-30b-a3b", "--bench", "routing", "--tokens", 300, "--skew", 0.5],
+    ["--bench", "gate", "--tokens", 4096, "--experts", 64, "--top-k", 8],  # other k and E
 )
 
 

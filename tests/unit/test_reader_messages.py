@@ -1,15 +1,24 @@
 """Messages that misled readers: names that are not known, rows that were not measured again, and the median of an even number."""
 
+import re
+
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from test_comparison import table
 from test_headlines import pair, said
 
 from moe_routing_bench import api
+from moe_routing_bench.answers.ask import ask
+from moe_routing_bench.answers.said import lines
 from moe_routing_bench.cli.claims import claims
 from moe_routing_bench.comparison import runs
+from moe_routing_bench.figures import training_rows
+from moe_routing_bench.packages import PACKAGE
 from moe_routing_bench.report import headlines
 from moe_routing_kernels.errors import UserError
+
+RESULTS = PACKAGE.parents[1] / "results"
 
 
 def test_a_model_without_a_preset_is_told_how_to_add_one():
@@ -44,3 +53,30 @@ def test_an_even_number_has_no_median_one():
     two, three = [*pair("a", 1.2), *pair("b", 1.4)], [*pair("a", 1.2), *pair("b", 1.4), *pair("c", 1.9)]
     assert "in the lower of the two middle ones of these it is 1.20x" in said(headlines.fastest, *two)
     assert "in the median one of these it is 1.40x" in said(headlines.fastest, *three)
+
+
+def test_trained_rules_name_the_bytes_that_they_saw():
+    """The loss of a rule was 1.759 in one report and 1.453 in another, after 13 and 50 MB, and no caption said so."""
+    rows = pq.read_table(RESULTS / "nvidia-h200/quality.parquet").to_pandas()
+    titles = [title for title, _ in training_rows.contests(training_rows.finals(rows, "bits_per_byte"))]
+    assert len(titles) == 2 and "800 steps, 13.1 MB" in titles[0] and "1,530 steps, 50.1 MB" in titles[1]
+
+
+def test_a_slower_one_is_so_many_times_as_fast(monkeypatch):
+    """ "slower: 0.734x over" left open which of both is the faster."""
+    monkeypatch.chdir(RESULTS.parent)
+    answer = ask("qwen3-30b-a3b", tokens=16384, bench="layer")
+    slower = [line for line in lines(answer) if "(slower" in line]
+    assert slower and all(re.search(r"\d\.\d+x .*as fast as \w+ \(slower", line) for line in slower)
+    assert "x over" not in "\n".join(lines(answer))
+
+
+def test_older_code_is_told_in_a_few_words(monkeypatch):
+    """80 to 130 words on it stood under most answers."""
+    monkeypatch.chdir(RESULTS.parent)
+    for tokens in (64, 4096):
+        said = ask("qwen3-30b-a3b", tokens=tokens)["provenance"]["older_code"]
+        assert said is None or len(said.split()) <= 10
+    assert ask(bench="gate", tokens=64, experts=64, top_k=8)["provenance"]["older_code"].startswith(
+        "older code: `gate`"
+    )

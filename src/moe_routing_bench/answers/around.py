@@ -1,4 +1,7 @@
-"""What would change: the fastest at other numbers of tokens, skews and formats of an answer's cell, and on other devices. Measured points alone."""
+"""What would change: the fastest at other numbers of tokens, k, skews, experts and formats of an answer's cell, and on other devices.
+
+Measured points alone. `published.js` follows this module function by function.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -8,6 +11,11 @@ from moe_routing_bench.answers.stored import Cell, Row
 from moe_routing_kernels.formats.weights import WEIGHTS
 
 Keep = Callable[[Row], bool]
+VARIED = {
+    "top_k": "k",
+    "skew": "skews",
+    "experts": "E",
+}  # axes of numbers but for tokens, with their names in a sentence
 POOR_DB = 10.0  # signal-to-noise of outputs below which a format is of no use, whatever its speed
 
 
@@ -42,16 +50,23 @@ def over_tokens(cell: Cell, cells: Sequence[Cell], keep: Keep) -> Iterator[dict[
             yield {"tokens": one.axes["tokens"], "phase": one.axes["phase"], **point}
 
 
-def over_skew(cell: Cell, cells: Sequence[Cell]) -> Iterator[dict[str, Any]]:
-    """What the fastest implementation takes at other skews on the same card, over its time here; the interval is as wide as both make it."""
-    here = cell.timed[0]
-    others = [one for one in alike(cell, cells, "skew") if one.card == cell.card] if "skew" in cell.axes else []
-    for one in sorted(others, key=lambda one: one.axes["skew"]):
-        row = next((row for row in one.timed if row["implementation"] == here["implementation"]), None)
-        if row and one.axes["skew"] != cell.axes["skew"]:
+def over_axis(cell: Cell, cells: Sequence[Cell], name: str) -> Iterator[dict[str, Any]]:
+    """What one implementation takes at other values of an axis of `VARIED` on the same card, over its time here: the fastest here that has a time there.
+
+    The interval is as wide as both make it.
+    """
+    others = (
+        [one for one in alike(cell, cells, name) if one.card == cell.card] if cell.axes.get(name) is not None else []
+    )
+    others = sorted((one for one in others if one.axes[name] != cell.axes[name]), key=lambda one: one.axes[name])
+    there = {row["implementation"] for one in others for row in one.timed}
+    here = next((row for row in cell.timed if row["implementation"] in there), None)
+    for one in others:
+        row = next((row for row in one.timed if here and row["implementation"] == here["implementation"]), None)
+        if row and here:
             low, high = pairs.ends(row, here)
             yield {
-                "skew": one.axes["skew"],
+                name: one.axes[name],
                 "implementation": row["implementation"],
                 "ratio": row["median_us"] / here["median_us"],
                 "low": low,

@@ -174,7 +174,7 @@ def _measured(
         "without_time": pairs.without_time(cell),
         "format": around.loss(cell.axes.get("weights", ""), cell.axes.get("dtype", ""), published[platform]),
         "over_tokens": list(around.over_tokens(cell, cells, lambda row: not named or _named(row, question))),
-        "over_skew": list(around.over_skew(cell, cells)),
+        **{f"over_{name}": list(around.over_axis(cell, cells, name)) for name in around.VARIED},
         "over_formats": list(around.over_formats(cell, cells, published[platform])),
         "elsewhere": list(around.elsewhere(cell, published, platform)),
         "ignored": question.ignored,
@@ -205,6 +205,7 @@ def _provenance(cell: Cell, row: Row) -> Answer:
     commit = row["git_sha"]
     return {
         "run": cell.run,
+        "submitted_by": stored.submitter(cell.run),
         "commit": commit,
         "version": commit and stored.version(cell.run, commit),
         "card": row["gpu_name"] or row["cpu_model"],

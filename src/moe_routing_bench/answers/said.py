@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from moe_routing_bench.answers.around import VARIED
 from moe_routing_bench.answers.ask import MEASURED, Answer
 from moe_routing_bench.answers.nearest import FAR, away
 from moe_routing_bench.answers.pairs import interval
@@ -55,9 +56,10 @@ def _measured(answer: Answer) -> Iterator[str]:
         yield f"  {name} has no time: {reason}"
     if len(answer["over_tokens"]) > 1:
         yield f"  Fastest over T: {'; '.join(map(_step, answer['over_tokens']))}."
-    if answer["over_skew"]:
-        skews = [f"{one['skew']:g}: {interval(one['ratio'], one['low'], one['high'])}" for one in answer["over_skew"]]
-        yield f"  Time of {answer['over_skew'][0]['implementation']} at other skews, over that here: {'; '.join(skews)}."
+    for name, label in VARIED.items():
+        if steps := answer[f"over_{name}"]:
+            ratios = [f"{one[name]:g}: {interval(one['ratio'], one['low'], one['high'])}" for one in steps]
+            yield f"  Time of {steps[0]['implementation']} at other {label}, over that here: {'; '.join(ratios)}."
     if len(answer["over_formats"]) > 1:
         yield f"  Fastest over formats: {'; '.join(map(_kind, answer['over_formats']))}."
     for one in answer["elsewhere"]:
@@ -160,4 +162,5 @@ def _origin(origin: Mapping[str, Any]) -> str:
         f"{name} {origin[key]}" for name, key in (("driver", "driver"), ("torch", "torch")) if origin[key]
     )
     older = f"; {origin['older_code']}" if origin["older_code"] else ""
-    return f"Run {origin['run']}, {version} ({str(origin['commit'])[:7]}), {origin['card']}, {origin['day']}, {stack}{older}."
+    others = f" of others (submitted by {origin['submitted_by']})" if origin["submitted_by"] else ""
+    return f"Run {origin['run']}{others}, {version} ({str(origin['commit'])[:7]}), {origin['card']}, {origin['day']}, {stack}{older}."

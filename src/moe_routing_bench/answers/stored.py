@@ -13,7 +13,7 @@ import yaml
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.store import paths, records
+from moe_routing_bench.store import archive, paths, records
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.store.project_files import shipped
 
@@ -144,6 +144,11 @@ def accuracy(names: tuple[str, ...]) -> list[Row]:
     files = [folder() / name / "accuracy.parquet" for name in names]
     tables = [read_table(path).select(_ACCURACY) for path in files if path.is_file()]
     return [row for table in tables for row in table.to_pylist() if row["status"] == "ok"]
+
+
+def submitter(run: str) -> str | None:
+    """The name under which the rows of a run were submitted; None for rows of this project."""
+    return archive.submitter(folder() / run)
 
 
 @functools.cache

@@ -47,6 +47,8 @@ SECTIONS = {
         "figure": "report.figure",
         "manifest": "published.manifest",
         "published": "published.published",
+        "submit": "published.submit",
+        "verify": "published.verify",
         "columns": "list.columns",
         "site": "published.site",
         "compare": "compare.compare",

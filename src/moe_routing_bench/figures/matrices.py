@@ -11,7 +11,15 @@ MOST_SHAPES = 25
 MOST_CELLS = 12  # of a bench
 ABOVE, BELOW, UNSURE = "faster than the baseline", "slower", "not told apart"
 RATIO_COLORS = {ABOVE: "#0173b2", UNSURE: "#767676", BELOW: "#992255"}
-VERDICT_COLORS = {FASTER: "#0173b2", SAME: "#445577", UNDECIDED: "#767676", SLOWER: "#992255"}
+SLIGHTLY, HALF = "slower, 0.9x or more", "less than half as fast"  # of SLOWER: 0.99x is no 0.28x
+VERDICT_COLORS = {
+    FASTER: "#0173b2",
+    SAME: "#445577",
+    UNDECIDED: "#767676",
+    SLIGHTLY: "#996666",
+    SLOWER: "#992255",
+    HALF: "#550000",
+}
 _SHAPES = Scale("implementation", "names"), Scale("shape", "names")
 _CELLS = Scale("implementation", "names"), Scale("cell", "names")
 _SHAPE = ("tokens", "hidden", "experts", "top_k")
@@ -105,7 +113,7 @@ def verdict_matrix(table: pd.DataFrame) -> Chart:
     records = [
         {
             "panel": one["bench"],
-            "series": one["best_verdict"],
+            "series": _shade(one["best_verdict"], one["best_speedup"]),
             "x": one["implementation"],
             "y": one["label"],
             "says": ratio(one["best_speedup"]),
@@ -114,6 +122,13 @@ def verdict_matrix(table: pd.DataFrame) -> Chart:
         for _, one in shown.sort_values(["bench_place", "turn", "place"], kind="stable").iterrows()
     ]
     return Chart("matrix", *_CELLS, marks(records), VERDICT_COLORS, shown, note=row_groups.shown_of(shown, rows))
+
+
+def _shade(verdict: str, ratio: float) -> str:
+    """The series of a verdict: a slower one by how far it is behind."""
+    if verdict != SLOWER or 0.5 <= ratio < 0.9:
+        return verdict
+    return HALF if ratio < 0.5 else SLIGHTLY
 
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:

@@ -53,12 +53,12 @@ def contests(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
 
 
 def describe(rows: pd.DataFrame) -> str:
-    """A config in words: its label, sizes and seeds."""
+    """A config in words: its label, sizes, the bytes trained on (losses of other amounts are not to be compared) and seeds."""
     one = rows.iloc[0]
     seeds = rows["seed"].nunique()
     least, most = (f"{value / 1e6:.3g}" for value in (rows["params"].min(), rows["params"].max()))
     sizes = most if least == most else f"{least} to {most}"
-    return f"{one['label']}: E={one['experts']:.0f}, k={one['top_k']:.0f}, {sizes} M parameters, {one['steps']:,.0f} steps (n = {count(seeds, 'seed')})"
+    return f"{one['label']}: E={one['experts']:.0f}, k={one['top_k']:.0f}, {sizes} M parameters, {one['steps']:,.0f} steps, {rows['tokens_seen'].max() / 1e6:.3g} MB (n = {count(seeds, 'seed')})"
 
 
 def varied(rows: pd.DataFrame, column: str) -> list[tuple[str, pd.DataFrame]]:

@@ -131,7 +131,7 @@ def _rules(platform: str, cells: Sequence[Cell], models: Mapping[str, Any]) -> d
         },
         "unsupported": {name: one.unsupported for name, one in sorted(models.items()) if one.unsupported},
         "losses": {f"{form} {dtype}": around.loss(form, dtype, runs) for form, dtype in sorted(pairs_of)},
-        "runs": {run: {"address": address(run)} for run in runs},
+        "runs": {run: {"address": address(run), "by": stored.submitter(run)} for run in runs},
         "opening": opening(cells),
     }
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from moe_routing_bench.answers import nearest, said
+from moe_routing_bench.answers import nearest, said, stored
 from moe_routing_bench.answers.ask import MEASURED, ask
 from moe_routing_bench.answers.stored import Cell
 from moe_routing_bench.comparison import origins
@@ -133,6 +133,7 @@ def _run(run: str, tables: Tables, cells: Sequence[Cell]) -> dict[str, str]:
     mine = [cell for cell in cells if cell.run == run]
     return {
         "name": run,
+        "by": stored.submitter(run) or "",
         "address": platform.address(run),
         "day": max(cell.day for cell in mine) if mine else "–",
         "benches": ", ".join(dict.fromkeys(cell.bench for cell in mine)),

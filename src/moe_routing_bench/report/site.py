@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from moe_routing_bench.answers import stored
 from moe_routing_bench.comparison import origins
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config.axes import PRESET
@@ -37,6 +38,7 @@ class Listed:
     unfound: str  # why there are none
     comparisons: list[str]
     tables: list[str]
+    by: str = ""  # the name under which rows of others were submitted
 
 
 def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tables: Sequence[Path]) -> Listed:
@@ -54,6 +56,7 @@ def listed(folder: Path, table: pd.DataFrame, trained: pd.DataFrame | None, tabl
         unfound=unfound(table),
         comparisons=sorted(path.name for path in folder.glob("compare-*.html")),
         tables=[path.name for path in tables],
+        by=stored.submitter(folder.name) or "",
     )
 
 

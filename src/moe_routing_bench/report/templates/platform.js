@@ -94,35 +94,44 @@ function notesOf(cell) {
 }
 function originOf(cell, fastest) {
   const run = rules.runs[cell.run], stack = [["driver", fastest.driver], ["torch", fastest.torch_version], ["CUDA", fastest.cuda_version]].filter(([, one]) => one).map(([name, one]) => `, ${name} ${one}`).join("");
-  return ["From ", element("a", `run ${cell.run}`, {href: run.address}), `, version ${cell.version ?? "unknown"} (${(fastest.git_sha ?? "unknown").slice(0, 7)}), ${fastest.gpu_name ?? "CPU"}, ${cell.day}${stack}${cell.older ? `; older code: ${cell.bench} or its measurement has changed since` : ""}. Again: `, element("code", cell.command), "."];
+  return ["From ", element("a", `run ${cell.run}`, {href: run.address}), run.by ? ` of others (submitted by ${run.by})` : "", `, version ${cell.version ?? "unknown"} (${(fastest.git_sha ?? "unknown").slice(0, 7)}), ${fastest.gpu_name ?? "CPU"}, ${cell.day}${stack}${cell.older ? `; older code: ${cell.bench} or its measurement has changed since` : ""}. Again: `, element("code", cell.command), "."];
 }
-// What would change with T, the format, the skew and the device: measured points alone.
-function overParts({cell, over_tokens, over_formats, over_skew}) {
+// What would change with T, k, the skew, E, the format and the device: measured points alone.
+function overParts(answer) {
+  const {cell, over_tokens, over_formats} = answer;
   const made = [], told = one => one.told_apart === false ? " (not told apart)" : "";
   if (over_tokens.length > 1) made.push(element("h3", "Over T"), tableOf("Fastest at each number of tokens", ["T", "phase", "fastest", "µs [95 %]", "marks", "ours", "fastest other"], over_tokens.map(one => {
     const own = ownOf(one.cell, rules), other = rivalOf(one.cell, rules);
     return [linkTo(one.cell, String(one.tokens), {tokens: one.tokens, phase: one.phase}), one.phase, element("span", `${one.fastest}${told(one)}`), time(one.row), marksOfRow(one.row), own ? `${own.implementation} ${brief(own.median_us)}` : dash, other ? toRow(other, one.cell, `${other.implementation} ${brief(other.median_us)}`) : dash];
   })));
-  asked = over_tokens.length > 1 ? curvesOf(over_tokens) : null;
-  if (asked) made.push(element("div", "", {class: "chart", id: "chart-asked"}));
   if (over_formats.length > 1) made.push(element("h3", "Over formats"), tableOf("Fastest with each format", ["weights", "rows", "fastest", "µs [95 %]", "marks", "signal-to-noise of outputs, dB"], over_formats.map(one => [
     linkTo(one.cell, one.weights, {weights: one.weights, packed: one.packed === one.cell.axes.dtype ? null : one.packed, bench: cell.bench}), one.packed ?? dash, toRow(one.row, one.cell, `${one.fastest}${told(one)}`), time(one.row), marksOfRow(one.row), one.loss?.output_snr_db == null ? dash : `${one.loss.output_snr_db.toFixed(1)}${one.loss.usable ? "" : " (of no use)"}`])));
-  if (over_skew.length) {
-    const line = small(`Time of ${over_skew[0].implementation} at other skews, over that here: `);
-    line.id = "over-skew";
-    over_skew.forEach((one, i) => line.append(i ? "; " : "", linkTo(one.cell, general(one.skew), {skew: one.skew}), `: ${timesText(one)}`));
+  for (const [name, label] of Object.entries(VARIED)) {
+    const steps = answer[`over_${name}`];
+    if (!steps.length) continue;
+    const line = small(`Time of ${steps[0].implementation} at other ${label}, over that here: `);
+    line.id = `over-${name}`;
+    steps.forEach((one, i) => line.append(i ? "; " : "", linkTo(one.cell, general(one[name]), {[name]: one[name]}), `: ${timesText(one)}`));
     made.push(line);
   }
+  asked = curvesOf(answer);
+  if (asked) made.unshift(element("h3", "What would change"), element("div", "", {class: "chart", id: "chart-asked"}));
   if (cell.elsewhere.length) made.push(element("p", cell.elsewhere.map(one => `On ${one.platform}: ${one.fastest} ${brief(one.median_us)} µs.`).join(" ")));
   return made;
 }
-// Ours and the fastest other over T as a figure, which is drawn when the library for figures is there.
+// Ours and the fastest other over T, k, skew, E and formats, a small panel each with equal heights; drawn when the library for figures is there.
 let asked = null;
-function curvesOf(steps) {
-  const points = steps.flatMap(({cell, tokens, phase}) => [ownOf(cell, rules), rivalOf(cell, rules)].flatMap((row, i) => row ? [{
-    panel: "", series: rules.series[i].name, x: tokens, y: row.median_us, low: row.ci_low_us, high: row.ci_high_us, says: `${row.implementation}, ${phase}, run ${cell.run}`, doubt: doubts(row).join(", ") || null, row: `${rules.runs[cell.run].address}#row-${row.id}`}] : []));
-  const columns = Object.keys(points[0] ?? {}).map(name => [name, {each: points.map(point => point[name])}]);
-  return {kind: "lines", x: {label: "tokens", kind: "log"}, y: {label: "µs", kind: "log"}, own: {}, reference: null, shared: false, from: "", note: "hollow: suspect or not converged", legend: rules.series, marks: Object.fromEntries(columns), count: points.length};
+const CURVES = {tokens: "tokens", top_k: "k", skew: "skew", experts: "E", formats: "format"};
+function curvesOf(answer) {
+  const {cell} = answer, steps = name => name === "tokens" || name === "formats" ? answer[`over_${name}`].map(one => one.cell) : [cell, ...answer[`over_${name}`].map(one => one.cell)].sort((a, b) => a.axes[name] - b.axes[name]);
+  const panels = Object.entries(CURVES).map(([name, label]) => [name, `over ${label}`, steps(name)]).filter(([, , one]) => one.length > 1);
+  const at_ = (name, one) => name === "formats" ? answer.over_formats.filter(({weights}) => weights === one.axes.weights).length > 1 ? `${one.axes.weights} of ${one.axes.packed}` : one.axes.weights : one.axes[name];
+  const points = panels.flatMap(([name, panel, all]) => all.flatMap(one => [ownOf(one, rules), rivalOf(one, rules)].flatMap((row, i) => row ? [{
+    panel, series: rules.series[i].name, join: name === "formats" ? at_(name, one) : "", x: at_(name, one), y: row.median_us, low: row.ci_low_us, high: row.ci_high_us, says: `${row.implementation}, ${one.axes.phase}, run ${one.run}`, doubt: doubts(row).join(", ") || null, row: `${rules.runs[one.run].address}#row-${row.id}`}] : [])));
+  if (!points.length) return null;
+  const columns = Object.keys(points[0]).map(name => [name, {each: points.map(point => point[name])}]);
+  const own = Object.fromEntries(panels.map(([name, panel]) => [panel, {x: {label: CURVES[name], kind: name === "formats" ? "names" : name === "skew" ? "linear" : "log"}}]));
+  return {kind: "lines", x: {label: "tokens", kind: "log"}, y: {label: "µs", kind: "log"}, own, reference: null, shared: false, level: true, from: "", note: "measured points alone, which lines join; hollow: suspect or not converged", legend: rules.series, marks: Object.fromEntries(columns), count: points.length};
 }
 function drawAsked() {
   if (!asked?.count || !byId("chart-asked") || typeof drawChart !== "function") return;  // an answer before this one had a curve

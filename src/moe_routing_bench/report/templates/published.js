@@ -97,13 +97,15 @@ function tokensOver(cell, cells, keep) {
     return [{tokens: one.axes.tokens, phase: one.axes.phase, ...pointOf_(one, rows[0]), ...(rows.length < all.length ? {told_apart: null} : {})}];
   });
 }
-function skewsOver(cell, cells) {
-  const here = timed(cell)[0], others = "skew" in cell.axes ? alikeTo(cell, cells, "skew").filter(one => one.card === cell.card && one.axes.skew !== cell.axes.skew) : [];
-  return others.sort((a, b) => a.axes.skew - b.axes.skew).flatMap(one => {
-    const row = timed(one).find(row => row.implementation === here.implementation);
-    const [low, high] = row ? endsOver(row, here) : [];
-    return row ? [{skew: one.axes.skew, implementation: row.implementation, ratio: row.median_us / here.median_us, low, high, run: one.run, cell: one}] : [];
-  });
+const VARIED = {top_k: "k", skew: "skews", experts: "E"};
+function axisOver(cell, cells, name) {
+  const alike_ = (cell.axes[name] ?? null) !== null ? alikeTo(cell, cells, name) : [];
+  const others = alike_.filter(one => one.card === cell.card && one.axes[name] !== cell.axes[name]).sort((a, b) => a.axes[name] - b.axes[name]);
+  const rowOf = (one, here) => timed(one).find(row => row.implementation === here.implementation), here = timed(cell).find(row => others.some(one => rowOf(one, row)));
+  return here ? others.flatMap(one => {
+    const row = rowOf(one, here), [low, high] = row ? endsOver(row, here) : [];
+    return row ? [{[name]: one.axes[name], implementation: row.implementation, ratio: row.median_us / here.median_us, low, high, run: one.run, cell: one}] : [];
+  }) : [];
 }
 function formatsOver(cell, cells, rules) {
   if (!("weights" in cell.axes)) return [];
@@ -137,7 +139,7 @@ function answerOf(asked, cells, rules) {
       return {
         kind: MEASURED, question, nearest: chosen, cell, told_apart: name !== null, sentence, fastest: timed(cell)[0], ours: own, other, against: own && other ? pairOf(own, other) : null,
         compared: named.slice(1).map(row => pairOf(row, named[0])), lacking: lacking(cell), format: lossOf(cell, rules), ignored: question.ignored,
-        over_tokens: tokensOver(cell, of, row => !named.length || parts.some(part => row.implementation.includes(part))), over_skew: skewsOver(cell, of), over_formats: formatsOver(cell, of, rules),
+        over_tokens: tokensOver(cell, of, row => !named.length || parts.some(part => row.implementation.includes(part))), ...Object.fromEntries(Object.keys(VARIED).map(name => [`over_${name}`, axisOver(cell, of, name)])), over_formats: formatsOver(cell, of, rules),
         instead_of: best.map(([one, first]) => missing(one, first)),
       };
     }
