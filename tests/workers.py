@@ -80,6 +80,11 @@ class Workers:
         """Run the tests; nothing where pytest itself does, as it only lists them or could not collect."""
         if session.testsfailed or session.config.option.collectonly or not session.items:
             return None
+        if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
+            raise pytest.UsageError(
+                "--workers: got a process that has opened CUDA while it collected; allowed: one that has not, as a fork cannot use it; "
+                "hint: ask for properties of a GPU in a test or a fixture"
+            )
         files: dict[Path, list[int]] = {}
         for number, item in enumerate(session.items):
             files.setdefault(item.path, []).append(number)

@@ -84,3 +84,10 @@ def test_the_first_failure_ends_all_workers(tmp_path: Path) -> None:
     (tmp_path / "test_wrong.py").write_text("def test_it(): assert 0")
     done = run(tmp_path, "--workers", "2", "-x")
     assert done.returncode == 1 and "1 failed in" in done.stdout and "stopping after 1 failures" in done.stdout
+
+
+def test_forks_of_a_process_that_has_opened_cuda_are_refused(tmp_path: Path) -> None:
+    opened = "types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))"
+    (tmp_path / "test_it.py").write_text(f"import sys, types\nsys.modules['torch'] = {opened}\ndef test_it(): pass")
+    done = run(tmp_path, "--workers", "2")
+    assert done.returncode == 4 and "ERROR: --workers: got a process that has opened CUDA" in done.stderr, done.stdout
