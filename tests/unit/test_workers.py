@@ -91,3 +91,9 @@ def test_forks_of_a_process_that_has_opened_cuda_are_refused(tmp_path: Path) -> 
     (tmp_path / "test_it.py").write_text(f"import sys, types\nsys.modules['torch'] = {opened}\ndef test_it(): pass")
     done = run(tmp_path, "--workers", "2")
     assert done.returncode == 4 and "ERROR: --workers: got a process that has opened CUDA" in done.stderr, done.stdout
+
+
+def test_files_of_tests_have_names_of_their_own() -> None:
+    """Python imports them by these: of two files with one name, the second cannot be collected with the first."""
+    names = [path.name for path in TESTS.glob("*/test_*.py")]
+    assert len(names) > 200 and not {name for name in names if names.count(name) > 1}
