@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXPORT := --frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install asked report test slow test-all outside faults mutants recipes figures site pictures vendor lint lock clean
+.PHONY: help install asked report test slow lanes test-all outside faults mutants recipes figures site pictures vendor lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -56,11 +56,17 @@ test: .venv/.installed ## run the tests of behaviour (those that need a GPU are 
 	.venv/bin/pytest -q -m 'not slow' $(WORKERS)
 
 # Times are measured last, with nothing else at work. `make faults` has the faults of long workflow runs.
+APART := --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py
+
 slow: .venv/.installed ## run the tests that `make test` leaves out: compilers, browsers, documents, stored rows, long workflow runs, times
-	.venv/bin/pytest -q -m slow --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py $(WORKERS)
+	.venv/bin/pytest -q -m slow $(APART) $(WORKERS)
 	.venv/bin/pytest -q tests/timing
 
-test-all: test slow outside ## run the tests of both lanes and those outside, each once
+lanes: .venv/.installed ## run `make test` and `make slow` as one, which imports and collects once
+	.venv/bin/pytest -q $(APART) $(WORKERS)
+	.venv/bin/pytest -q tests/timing
+
+test-all: lanes outside ## run the tests of both lanes and those outside, each once
 
 outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a module, conda's environment, the container's definition, a grid through SLURM
 	.venv/bin/pytest -q tests/outside $(WORKERS)
