@@ -101,12 +101,6 @@ def test_one_graph_serves_any_number_of_tokens(name: str, training: bool) -> Non
     assert count(FUNCTIONS[name], training, True, torch.float32) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_second_number_of_tokens_makes_a_graph_dynamic(name: str) -> None:
-    assert count(FUNCTIONS[name], True, False, torch.float32, SIZES[:6]) <= 2
-
-
 @pytest.mark.parametrize("name", ["layer", "experts"])
 def test_so_where_kernels_keep_sums(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: whether they do is known by formats and sizes of the weights, not by the number of rows."""
@@ -127,7 +121,7 @@ def test_so_where_kernels_keep_sums(name: str, monkeypatch: pytest.MonkeyPatch) 
     [*TRAINED, *(pytest.param(name, False, marks=pytest.mark.slow) for name in FAST)],
 )
 def test_no_token_and_one_are_right(name: str, training: bool) -> None:
-    """torch compiles both apart from all others."""
+    """torch compiles both apart from all others; the second of those makes their graph dynamic, or 8 tokens would have a fifth."""
     assert count(FUNCTIONS[name], training, False, torch.float32, (5, 0, 1, 7, 0, 1, 8)) <= 4
 
 
