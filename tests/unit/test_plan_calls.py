@@ -1,17 +1,23 @@
 """What the plan of a cell takes beside that of a job of a bare workflow, in calls of functions: other work on the machine does not change their number."""
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
-from overhead import BARE, SNAKEMAKE, TINY
 
+import forks
 from moe_routing_bench.config.expand import expand
 
 ROOT = Path(__file__).parents[2]
+TINY = {"max_seconds": 0.01, "min_blocks": 3, "warmup_ms": 1}
+BARE = """
+rule all:
+    input: expand("{{i}}.txt", i=range({cells}))
+rule one:
+    output: "{{i}}.txt"
+    shell: "touch {{output}}"
+"""
 PROFILED = """
 import cProfile
 from snakemake.cli import main
@@ -28,8 +34,8 @@ print(sum(entry.callcount for entry in profile.getstats()))
 
 def calls(folder: Path, *arguments: str) -> int:
     """The calls of a dry run in a folder."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": "0"}
-    command = [sys.executable, "-c", PROFILED, *SNAKEMAKE[3:], "--dry-run", *arguments]
+    command = [forks.programs() / forks.PYTHON, "-c", PROFILED, "--cores", "1", "--dry-run", *arguments]
+    environment = forks.environment(ROOT / "src")
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return int(done.stdout.split()[-1])
