@@ -118,7 +118,11 @@ def test_so_where_kernels_keep_sums(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("name", "training"),
-    [*TRAINED, *(pytest.param(name, False, marks=pytest.mark.slow) for name in FAST)],
+    [
+        ("layer", True),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in FUNCTIONS if name != "layer"),
+        *(pytest.param(name, False, marks=pytest.mark.slow) for name in FAST),
+    ],
 )
 def test_no_token_and_one_are_right(name: str, training: bool) -> None:
     """torch compiles both apart from all others; the second of those makes their graph dynamic, or 8 tokens would have a fifth."""

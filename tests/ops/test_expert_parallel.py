@@ -199,12 +199,8 @@ def compiled(rank: int, backend: str, static: bool) -> list[Tensor]:
     return found
 
 
-SLOW = [("aot_eager", False), ("inductor", True)]
-
-
-@pytest.mark.parametrize(
-    ("backend", "static"), [("aot_eager", True), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "static"), [("aot_eager", False), ("inductor", True)])
 def test_it_compiles(backend: str, static: bool, tmp_path: Path) -> None:
     function = functools.partial(compiled, backend=backend, static=static)
     found = rank_processes.called(2, tmp_path, function, seconds=300)
