@@ -185,6 +185,7 @@ def test_tests_that_notice_a_new_entry_are_known(body: str, noticed: bool, tmp_p
     assert not noticing.tests(path)
 
 
+@pytest.mark.timeout(900)  # as long as two cores that others use take for three thousand tests
 def test_no_recipe_turns_a_test_red(tmp_path: Path) -> None:
     """All recipes together, then every test of the fast lane that could notice. `make recipes` runs the whole lane."""
     tree(tmp_path)
