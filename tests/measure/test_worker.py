@@ -1115,13 +1115,17 @@ def test_stages_by_themselves(clock):
 
 
 def test_a_composite_says_what_its_stages_take():
+    """Tried three times: on a busy machine nine samples of 10 us may say that work is left out."""
     cell = cell_of("routing", tokens=16, hidden=8, experts=4, top_k=2, dtype="fp32")
-    messages = []
     quick = Settings(
         check_seeds=2, max_seconds=0.01, min_blocks=3, max_blocks=3, warmup_ms=0.1, interval_us=10, wall_calls=1
     )
-    worker.run(Job(cell, ("torch",), quick), "cpu", ["torch"], messages.append)
-    row = messages[-1][1]["torch"]
+    found: list[list] = []
+    while len(found) < 3 and not (found and "torch" in found[-1][-1][1]):
+        found.append([])
+        worker.run(Job(cell, ("torch",), quick), "cpu", ["torch"], found[-1].append)
+    assert "torch" in found[-1][-1][1], found
+    row = found[-1][-1][1]["torch"]
     assert [name for name, _ in row["stage_us"]] == ["router", "permute", "pack", "combine"] and row[
         "layout"
     ] == "compact"
