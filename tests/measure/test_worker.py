@@ -806,7 +806,9 @@ def test_what_was_sampled_is_forgotten_with_that_of_the_twin():
     one = Candidate("a", [], samples_per_block=3, twin=Candidate("a", []))
     for entry in one.entries:
         entry.blocks, entry.clocks, entry.powers, entry.slow, entry.energies = [[1.0]], [1], [2.0], [3], [4.0]
+        entry.spans, entry.turns, entry.turns_laid = [5.0], [0], 6
     one.forget()
+    assert [(entry.spans, entry.turns, entry.turns_laid) for entry in one.entries] == [([], [], 0)] * 2
     assert [(e.blocks, e.clocks, e.powers, e.slow, e.energies) for e in one.entries] == [([], [], [], [], [])] * 2
     assert one.samples_per_block == 3 and one.blocks is not one.twin.blocks
 
@@ -1058,6 +1060,24 @@ def test_inputs_are_compared_after_a_step_where_an_audit_is_asked_for(clock, mon
     worker.run(Job(CELL, ("torch",), SETTINGS), "cpu", ["torch"], lambda message: None, audit=True)
     (sets,) = looked
     assert isinstance(sets, Sets)
+
+
+@pytest.mark.parametrize("entry", [0, 1])
+def test_processes_of_an_implementation_that_is_not_admitted_are_ended(entry, monkeypatch):
+    """Those of both entries, whichever fails; then what was written is mended."""
+    done: list[object] = []
+    forked = [types.SimpleNamespace(number=number, end=lambda n=number: done.append(n)) for number in range(2)]
+
+    def isolated(job, name, sets, send, quiet, process):
+        if process.number == entry:
+            raise Failure("incorrect", "wrong")
+        return Candidate(name, [])
+
+    monkeypatch.setattr(worker, "_isolated", isolated)
+    sets = types.SimpleNamespace(damage=lambda: done.append("mended"))
+    with pytest.raises(Failure, match="wrong"):
+        worker._entered(Job(CELL, ("torch",), SETTINGS, ("torch",)), "torch", sets, "cpu", print, None, forked)
+    assert done == [0, 1, "mended"]
 
 
 def test_who_fails_at_last_has_no_row(measured, monkeypatch):

@@ -283,6 +283,18 @@ def test_no_more_than_so_many_epochs(run: Run) -> None:
         loop.Training(dataclasses.replace(run, steps=300), "cpu")
 
 
+def test_no_two_steps_of_any_seeds_draw_the_same(run: Run) -> None:
+    """A step's draws depend on the seed and on its number alone, so that a resumed run draws as one that was not stopped."""
+    draws = {}
+    for seed in (3, 4, 5):
+        training = loop.Training(dataclasses.replace(run, seed=seed), "cpu")
+        for number in (2, 0, 1, 0):
+            training.begin(number)
+            drawn = tuple(torch.rand(4).tolist())
+            assert draws.setdefault((seed, number), drawn) == drawn
+    assert len(draws) == len(set(draws.values())) == 9
+
+
 def test_learning_rate_warms_up_and_falls_to_a_tenth() -> None:
     """Linearly, then along a cosine."""
     one = Run(steps=100, warmup=10, lr=1.0)

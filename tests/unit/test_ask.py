@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import moe_routing_bench
-from moe_routing_bench.answers import nearest, pairs, stored
+from moe_routing_bench.answers import around, nearest, pairs, stored
 from moe_routing_bench.answers.ask import ask
 from moe_routing_bench.answers.said import lines
 from moe_routing_bench.packages import PACKAGE
@@ -109,6 +109,48 @@ def test_beyond_two_octaves_no_cell_answers():
     for name, other in (("dtype", "fp32"), ("weights", "mxfp4"), ("phase", "prefill"), ("capacity_factor", 1.0)):
         (gap,) = nearest.gaps(cells[0], whole | {name: other})
         assert gap.octaves == math.inf
+
+
+def test_a_cell_at_two_octaves_answers_and_none_beyond(monkeypatch):
+    cells = stored.cells(["nvidia-h200.decode"], ("layer",))
+    (cell,) = (one for one in cells if one.timed and one.key.startswith("qwen3-30b-a3b-decode-T8-"))
+    monkeypatch.setattr(stored, "cells", lambda *_: [cell])
+    tokens = cell.axes["tokens"]
+    answers = {times: ask("qwen3-30b-a3b", bench="layer", tokens=times * tokens, phase="decode") for times in (4, 5)}
+    assert answers[4]["kind"] == "measured" and answers[4]["nearest"]["octaves"] == 2
+    assert answers[5]["kind"] == "refused"
+
+
+def test_two_medians_are_told_apart_beyond_the_noise_floor_alone():
+    """Of rows without a stored ratio: by intervals that do not meet, and a gap above the floor of the run."""
+
+    def row(name, us, floor):
+        names = ("gpu_uuid", "best_other", "best_speedup", "best_verdict", "baseline", "speedup", "verdict")
+        ends = {"ci_low_us": us * 0.999, "ci_high_us": us * 1.001}
+        return dict.fromkeys(names) | {"implementation": name, "median_us": us, "noise_floor": floor} | ends
+
+    for floor, verdicts in ((0.01, ("faster", "slower")), (0.03, ("undecided",) * 2), (None, (None, None))):
+        fast, slow = row("a", 10.0, floor), row("b", 10.2, floor)
+        assert (pairs.pair(fast, slow).verdict, pairs.pair(slow, fast).verdict) == verdicts
+    assert pairs.pair(fast, slow).ratio == pytest.approx(1.02)
+
+
+def test_a_format_is_of_use_where_its_worst_result_is(monkeypatch):
+    """Of results of normal weights with these activations; those with outliers say nothing of them."""
+    common = {"weights": "int4_g128", "activations": "bf16", "drawn": "normal", "weight_snr_db": 20.0}
+    rows = [common | {"output_snr_db": snr} for snr in (25.0, 9.0, 30.0)]
+    rows += [
+        rows[0] | {"output_snr_db": 1.0, "drawn": "outliers"},
+        rows[0] | {"output_snr_db": 2.0, "activations": "x"},
+    ]
+    monkeypatch.setattr(stored, "accuracy", lambda _: rows)
+    loss = around.loss("int4_g128", "bf16", ["run"])
+    assert (loss["output_snr_db"], loss["usable"]) == (9.0, False)
+
+
+def test_the_day_of_a_cell_is_that_of_its_last_row():
+    days = ["2026-11-27T23:59:00", "2026-11-28T00:01:00", None]
+    assert stored.Cell("run", "pack", "c", "GPU-1", {}, [{"ended_at": day} for day in days]).day == "2026-11-28"
 
 
 def test_every_number_of_an_answer_is_a_stored_one():

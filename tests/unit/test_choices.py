@@ -68,6 +68,8 @@ def test_ties_go_to_the_preferred() -> None:
 def test_equally_near_cells_are_pooled_by_what_most_of_them_have() -> None:
     assert fastest([{"a": 1.0, "b": 2.0}, {"b": 1.0}], ["a", "b"]) == "b"
     assert fastest([{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0}], ["b", "a"]) == "b"
+    times = [{"a": 1.0, "b": 2.2, "c": 9.0}, {"a": 4.0, "b": 2.2, "c": 1.0}]
+    assert fastest(times, ["c", "b", "a"]) == "a", "twice as long as the fastest in the geometric mean, b 2.2 times"
 
 
 def test_distance_is_in_octaves() -> None:

@@ -70,6 +70,12 @@ def test_the_page(tmp_path, monkeypatch):
         call(app, ["history", "a.parquet", "a.parquet", "--html", "page.html"], catch_exceptions=False)
 
 
+@pytest.mark.parametrize("names", [["a.parquet"], ["a.parquet"] * 2, ["a.parquet", "b.parquet", "a.parquet"]])
+def test_a_run_has_no_history_in_itself(names):
+    with pytest.raises(UserError, match="two or more, each once"):
+        CliRunner().invoke(app, ["history", *names, "--html", "page.html"], catch_exceptions=False)
+
+
 def test_it_reads_what_a_comparison_reads():
     found = history({"old": table()[list(runs.COLUMNS)]}, table(1.0, 3)[list(runs.COLUMNS)])
     assert len(found) == len(table())

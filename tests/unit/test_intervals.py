@@ -69,13 +69,16 @@ def test_blocks_of_one_turn_are_one_value() -> None:
     assert intervals.interval(values[:4], turns[:4]) is None, "one turn says nothing of turns"
 
 
-def test_two_turns_that_agree_by_chance_are_no_narrower_than_their_blocks() -> None:
-    """And two that do not have Student's t with one degree of freedom."""
+def test_few_turns_that_agree_by_chance_are_no_narrower_than_their_blocks() -> None:
+    """Nor three; of four the turns alone decide. And two that do not have Student's t with one degree of freedom."""
     blocks = [1.0, -1.0, 0.5, -0.5, 0.2, -0.2]
     turns = [0] * 6 + [1] * 6
     alike, apart = [*blocks, *blocks], [*blocks, *(value + 9 for value in blocks)]
     assert intervals.interval(alike)[1] > 0
     assert intervals.interval(alike, turns) == pytest.approx(intervals.interval(alike))
+    three, four = ([number for number in range(count) for _ in blocks] for count in (3, 4))
+    assert intervals.interval(blocks * 3, three) == pytest.approx(intervals.interval(blocks * 3))
+    assert intervals.interval(blocks * 4, four) == (0, 0)
     half = stats.t.ppf(0.975, 1) * 9 / 2
     assert intervals.interval(apart, turns) == pytest.approx((4.5 - half, 4.5 + half))
 

@@ -39,6 +39,16 @@ def run(
     return pd.DataFrame(rows)
 
 
+def test_p_is_corrected_over_all_pairs_and_not_over_those_that_are_significant() -> None:
+    """By hand: of six pairs two at 3 and 4 %, which are 12 % after Benjamini and Hochberg; among themselves they would be 4 %."""
+    p = [0.03, 0.04, 0.9, 0.9, 0.9, 0.9]
+    rows = pd.DataFrame({"speedup": 1.2, "speedup_ci_low": 1.1, "speedup_ci_high": 1.3, "speedup_p": p})
+    floor = pd.Series(0.01, rows.index)
+    assert verdicts.adjusted(rows["speedup_p"]).tolist() == pytest.approx([0.12, 0.12, 0.9, 0.9, 0.9, 0.9])
+    assert list(verdicts.of_pairs(rows, "speedup", floor)) == ["undecided"] * 6
+    assert list(verdicts.of_pairs(rows[:2], "speedup", floor[:2])) == ["faster"] * 2
+
+
 @pytest.mark.parametrize(
     ("numbers", "floor", "expected"),
     [

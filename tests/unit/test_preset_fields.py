@@ -33,6 +33,11 @@ def preset(tmp_path, fields, **changes):
     return huggingface.preset(path)
 
 
+def test_a_model_may_take_all_of_its_experts(tmp_path):
+    found, _ = preset(tmp_path, QWEN, num_experts=8, num_experts_per_tok=8)
+    assert (found["experts"], found["top_k"]) == (8, 8)
+
+
 def refused(tmp_path, fields, **changes):
     with pytest.raises(UserError) as caught:
         preset(tmp_path, fields, **changes)

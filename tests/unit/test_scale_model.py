@@ -73,6 +73,34 @@ def test_one_rank_does_not_communicate_and_no_token_costs_latency_alone():
             assert times.dispatch == times.combine == pytest.approx(latency + far)
 
 
+def test_both_ways_take_as_long_as_the_busiest_rank():
+    """By hand: 30 rows go to rank 1, and 10 to rank 0."""
+    rows, hidden = np.array([[0.0, 30.0], [10.0, 0.0]]), 1024
+    times = exchange.times(flows.Flow(32, rows, rows, rows), hidden, LOW_LATENCY, "bf16", LINKS)
+    out, back = 2 * hidden + 16, 2 * hidden
+    dispatch = 30 * out / LINKS.nvlink + (3 * 30 * out + 32 * back) / LINKS.memory
+    combine = 30 * back / LINKS.nvlink + (10 + 2 * 30 + 32) * back / LINKS.memory
+    assert times.dispatch == pytest.approx(LINKS.push_us + dispatch)
+    assert times.combine == pytest.approx(LINKS.push_us + combine)
+
+
+def test_each_trial_is_a_draw_of_its_own(rows, monkeypatch):
+    """With planned placement the same draws once more."""
+    seeds, drawn = [], flows.drawn
+    monkeypatch.setattr(flows, "drawn", lambda group, seed, *more: seeds.append(seed) or drawn(group, seed, *more))
+    found = layer.Model(question(gpus=8, skew=1.0, trials=3, seed=5), rows).estimate(8)
+    assert seeds == [5, 6, 7] * 2 and found.low_us < found.drawn_us < found.high_us
+
+
+def test_the_best_way_fits_into_the_memory_where_one_does(rows):
+    """Where none does, and where it is not known, the fastest of all."""
+    one = layer.Model(question(), rows).estimate(8)
+    fast, fits = replace(one, drawn_us=1.0, memory_share=0.9), replace(one, drawn_us=2.0, memory_share=0.8)
+    unknown, slow = replace(one, drawn_us=3.0, memory_share=None), replace(one, drawn_us=4.0, memory_share=0.1)
+    assert layer.best([slow, fast, fits, unknown]) is fits and layer.best([slow, unknown, fast]) is unknown
+    assert layer.best([replace(fast, drawn_us=9.0), fast]) is fast
+
+
 @pytest.mark.parametrize("ranks", [2, 8, 16, 64])
 @pytest.mark.parametrize("mode", MODES)
 def test_more_tokens_wider_rows_and_more_bytes_cost_more(ranks, mode):
@@ -227,6 +255,12 @@ def test_the_command_prints_rows_and_writes_them(command, tmp_path):
     assert [row["ep"] for row in found["rows"]] == [1, 2, 4, 8]
     assert found["best"]["drawn_us"] == min(row["drawn_us"] for row in found["rows"])
     assert all(row["error_p90"] >= row["error_median"] >= 0 for row in found["rows"])
+    bands = validation.bands()
+    for row in found["rows"]:  # the error of each part, by how much of the time it is
+        sent, computed = row["dispatch_us"] + row["combine_us"], row["experts_us"]
+        of_experts = 0 if row["measured"] else bands["experts", False][0] * computed
+        of_exchange = sent and bands[row["mode"], False][0] * sent
+        assert row["error_median"] == pytest.approx((of_experts + of_exchange) / (sent + computed))
     stored = pq.read_table(out)
     assert stored["layer_us"].to_pylist() == [row["layer_us"] for row in found["rows"]]
     about = json.loads(stored.schema.metadata[b"moe_routing_bench.scale"])

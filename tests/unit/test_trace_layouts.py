@@ -201,6 +201,13 @@ READ = {  # suffix, bytes, options, ids, and a word of the evidence
         IDS,
         "4 passes",
     ),
+    "passes by number": (
+        ".pt",
+        saved({f"step_{n}": torch.tensor(np.split(IDS, 4)[i]) for i, n in ((2, 7), (0, 1), (3, 10), (1, 2))}),
+        {},
+        IDS,
+        "4 passes",
+    ),
     "list of layers": (
         ".pt",
         saved([torch.tensor(layer) for layer in LAYERS]),

@@ -91,6 +91,7 @@ def test_logits_choose_the_drawn_experts(tokens, shape, share):
     chosen = routing.logits.topk(shape[1], dim=1).indices
     assert torch.equal(chosen.sort(1).values.int(), routing.ids.sort(1).values)
     expected = routing.logits.gather(1, routing.ids.long()).softmax(1)
+    assert (routing.weights.diff(dim=1) <= 0).all(), "a row's first expert has the largest logit"
     assert torch.equal(routing.weights, expected) and routing.weights.dtype == torch.float32
     assert torch.allclose(routing.weights.sum(1), torch.ones(tokens))
 
