@@ -98,6 +98,8 @@ def test_what_is_stated_against_none_is_corrected_for_the_rules() -> None:
             for side, way in ((-1, "greater"), (1, "less"))
         )
         assert (max(low, high) < 0.05) == (one.verdict == family.EQUIVALENT)
+        half = stats.t.ppf(1 - 0.05 / (2 * 4), 7) * stats.sem(values)
+        assert (one.low, one.high) == pytest.approx((values.mean() - half, values.mean() + half))
         assert one.effect == pytest.approx(values.mean()) and one.n == 8 and one.subject == f"{name} and none"
     assert family.against_none(table.iloc[:1], "{}") == {}
 
@@ -176,6 +178,9 @@ def test_nothing_is_said_of_models_that_are_too_weak_or_too_short() -> None:
     assert weak is not None and "not judged" in weak.text and "too weak to judge: 4.0" in weak.text
     short = trained_rules.quality(compare.finals(runs(tokens_seen=10**6)))
     assert short is not None and "too short to judge: 0.1 tokens per active parameter" in short.text
+    mixed = compare.finals(runs())
+    mixed.loc[mixed.index[1], "tokens_seen"] = 10**6
+    assert "too short to judge: 0.1" in compare.too_weak(mixed), "of one run too short the others do not make up"
     share = {"capacity_factors": [1.0], "drop_rate_by_factor": [0.2], "validation_batches": run_rows.MIXED}
     dropped = trained_rules.left_over(compare.finals(runs(4.05, **share)))
     assert dropped is not None and "not judged" in dropped.text and "%" not in dropped.text

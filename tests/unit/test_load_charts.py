@@ -5,7 +5,7 @@ import pytest
 from rows import frame, one
 
 from drawn import draw
-from moe_routing_bench.figures import imbalance, training_points
+from moe_routing_bench.figures import imbalance, row_groups, training_points
 from moe_routing_bench.report import script_data
 
 SIZES = {"tokens": 64, "top_k": 2, "experts": 8, "hidden": 32, "dtype": "bf16"}
@@ -206,3 +206,9 @@ def test_a_cost_is_in_percent():
         for us, drop, factor in ((1.0, 0.25, 1.0), (2.0, 0.0, 2.0))
     ]
     assert sorted(imbalance.pareto(frame(*rows)).marks["x"]) == [0, 25]
+
+
+def test_a_front_has_no_point_that_costs_more_for_the_same_time():
+    """Nor one that takes longer at the same cost; of equal points it has the first."""
+    points = pd.DataFrame({"x": [1.0, 2.0, 3.0, 3.0, 4.0, 1.0], "y": [9.0, 9.0, 7.0, 7.0, 8.0, 10.0]})
+    assert list(row_groups.front(points, "x", "y").index) == [0, 2]

@@ -19,8 +19,8 @@ class Config:
     device_capacity: int = 9
 
 
-SPACE = [Config(128), Config(128, 1, 2), Config(192), Config(192, device_capacity=10)]
-WIDE = [*SPACE, Config(128, 1, 1), Config(192, 1, 1)]
+SPACE = [Config(128), Config(128, 1, 2), Config(192), Config(192, device_capacity=10), Config(256, 1, 2)]
+WIDE = [*SPACE, Config(128, 1, 1), Config(192, 1, 1), Config(256, 1, 1)]
 
 
 def tuner(name: str, configs: list[Config]) -> SimpleNamespace:

@@ -84,6 +84,17 @@ def test_both_ways_take_as_long_as_the_busiest_rank():
     assert times.combine == pytest.approx(LINKS.push_us + combine)
 
 
+def test_tensor_parallel_ranks_share_the_weights_and_send_to_others_alone(rows):
+    """By hand: a rank of two gets the tokens of the other, and holds half of each expert."""
+    both = pd.concat([rows, rows[rows["width"] == 768].assign(width=1536)], ignore_index=True)
+    sizes = replace(SIZES, intermediate=1536)
+    model = layer.Model(question(sizes=sizes, gpus=8, tokens=32), both)
+    found, links, moved = model.estimate(1, 2), model.links, 2 * 2048 * 32
+    way = links.push_us + moved / links.nvlink + 2 * moved / links.memory
+    assert (found.dispatch_us, found.combine_us) == (pytest.approx(way), pytest.approx(way)) and found.dp == 4
+    assert found.memory_share == pytest.approx(128 * 3 * 2048 * 1536 * 2 * 48 / links.capacity / 2)
+
+
 def test_each_trial_is_a_draw_of_its_own(rows, monkeypatch):
     """With planned placement the same draws once more."""
     seeds, drawn = [], flows.drawn
