@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.workload import draw as workload
 from moe_routing_bench.workload import skew
@@ -94,6 +95,21 @@ def test_logits_choose_the_drawn_experts(tokens, shape, share):
     assert (routing.weights.diff(dim=1) <= 0).all(), "a row's first expert has the largest logit"
     assert torch.equal(routing.weights, expected) and routing.weights.dtype == torch.float32
     assert torch.allclose(routing.weights.sum(1), torch.ones(tokens))
+
+
+@pytest.mark.parametrize("router", ["deepseek_v3", "sqrtsoftplus_renorm"])
+@pytest.mark.parametrize("bench", ["routing", "router"])
+def test_a_draw_again_has_a_bias_that_changes_choices_and_what_is_timed_has_none(bench, router):
+    """A kernel that leaves the bias out is right in what is timed, and wrong in what is drawn to check it."""
+    one = cell_of(bench, tokens=64, hidden=64, experts=16, top_k=2, router=router)
+    definition = BENCHES[bench].definition()
+    for seed, differ in ((5, False), (workload.again(5, 1), True)):
+        inputs = definition.build(one, seed, "cpu")
+        with_bias, without = (
+            definition.reference(one, inputs | {"bias": bias})["topk_ids"].sort(1).values
+            for bias in (inputs["bias"], torch.zeros(16))
+        )
+        assert bool(inputs["bias"].any()) == bool((with_bias != without).any()) == differ
 
 
 def test_no_drawn_choice_is_a_tie():
