@@ -99,6 +99,11 @@ def test_a_twin_takes_blocks_of_its_own_and_long_calls_take_longer_than_is_asked
         for limit in (0.1, 1.0)
     )
     assert short == long
+    job = job_of(**large)
+    alone, twice = (
+        estimates.estimate(replace(job, twins=job.implementations * n), platforms.CPU).seconds for n in (0, 1)
+    )
+    assert 1.7 * alone < twice < 2 * alone, "most of it is calls, but what is drawn is drawn once"
 
 
 def test_weights_that_are_copied_for_every_assignment_count() -> None:

@@ -62,7 +62,11 @@ def test_the_frontier_is_of_what_is_faster_or_more_exact(exactness: float, best:
     """int8 is slower than int4, and on the frontier only if it loses less."""
     known = {"int4_g128": 20.0, "int8_g128": exactness}
     matrix = pd.DataFrame(
-        [{"weights": w, "activations": "bf16", "drawn": "normal", "output_snr_db": s} for w, s in known.items()]
+        [
+            {"weights": w, "activations": "bf16", "drawn": drawn, "output_snr_db": s / less}
+            for drawn, less in (("normal", 1), ("outliers", 9))
+            for w, s in known.items()
+        ]
     )
     assert [(line.form, line.loses, line.frontier) for line in quantised_weights.lines(frame(*ROWS), matrix)] == [
         ("bf16", "–", "yes"),

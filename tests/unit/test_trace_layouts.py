@@ -284,6 +284,12 @@ ASKED = {  # suffix, bytes, options, and words of the line
     "k = 1": (".npy", npy(ONES), {"experts": 8}, FIRST),
     "layers, k = 1": (".npy", npy(drawn(9, 4, 99).T), {}, FIRST, "layers: ids (layers, tokens)"),
     "layers with few tokens": (".npy", npy(drawn(9, 4, 99)), {"first": "layers", "layer": 0, "experts": 99}, EXPERTS),
+    "layers with a token per expert": (
+        ".npy",
+        npy(drawn(9, 4, 9).T),
+        {"first": "layers", "layer": 0, "experts": 9},
+        EXPERTS,
+    ),
     "a square of known k": (".npy", npy(PAIRS[:2]), {"top_k": 2}, FIRST),
     "no repeat in rows and columns": (".npy", npy(LATIN), {}, FIRST),
     "counts of few layers": (".npy", npy(FEW_COUNTS), {}, FIRST, "counts per expert look the same"),
