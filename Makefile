@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXPORT := --frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install asked report test slow lanes test-all outside faults mutants recipes figures site pictures vendor lint lock clean
+.PHONY: help install asked report test slow test-all outside faults mutants recipes figures site pictures vendor lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -49,24 +49,18 @@ asked:
 report: asked .venv/.report ## measure what changed, draw and report (CONFIG=config/h200.yaml on an H200; RUN=name keeps it apart; SYSTEM_TORCH=1 takes the torch of PYTHON)
 	.venv/bin/snakemake --cores 1 --resources gpu=1 $(if $(CONFIG),--configfile $(CONFIG)) $(if $(RUN),--config 'run=$(RUN)')
 
-# Two workers for each core, 16 at most: a third of the time they wait for processes and deadlines.
-WORKERS := --workers $$(cores=$$(env -u OMP_NUM_THREADS nproc); echo $$((cores < 8 ? 2 * cores : 16)))
+# Two workers for each core: a third of the time they wait for processes and deadlines. A lost worker fails its test, and is not replaced.
+WORKERS := --numprocesses $$((2 * $$(env -u OMP_NUM_THREADS nproc))) --maxprocesses 16 --max-worker-restart 0 --dist loadfile
 
 test: .venv/.installed ## run the tests of behaviour (those that need a GPU are skipped where there is none)
-	.venv/bin/pytest -q -m 'not slow' $(WORKERS)
+	.venv/bin/pytest -q -m 'not slow' $(WORKERS) --no-loadscope-reorder
 
 # Times are measured last, with nothing else at work. `make faults` has the faults of long workflow runs.
-APART := --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py
-
 slow: .venv/.installed ## run the tests that `make test` leaves out: compilers, browsers, documents, stored rows, long workflow runs, times
-	.venv/bin/pytest -q -m slow $(APART) $(WORKERS)
+	.venv/bin/pytest -q -m slow --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py $(WORKERS) --no-loadscope-reorder
 	.venv/bin/pytest -q tests/timing
 
-lanes: .venv/.installed ## run `make test` and `make slow` as one, which imports and collects once
-	.venv/bin/pytest -q $(APART) $(WORKERS)
-	.venv/bin/pytest -q tests/timing
-
-test-all: lanes outside ## run the tests of both lanes and those outside, each once
+test-all: test slow outside ## run the tests of both lanes and those outside, each once
 
 outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a module, conda's environment, the container's definition, a grid through SLURM
 	.venv/bin/pytest -q tests/outside $(WORKERS)
@@ -83,7 +77,7 @@ mutants: .venv/.installed ## how many small changes of the code no test would no
 recipes: .venv/.installed ## run the tests of behaviour in a copy where every recipe of docs/extending.md was followed
 	rm -rf .cache/recipes && mkdir -p .cache/recipes
 	PYTHONPATH=src:tests .venv/bin/python tests/recipes/followed.py .cache/recipes
-	cd .cache/recipes && PYTHONPATH=$$PWD/src .venv/bin/pytest -q -m 'not slow' $(WORKERS)
+	cd .cache/recipes && PYTHONPATH=$$PWD/src .venv/bin/pytest -q -m 'not slow' $(WORKERS) --no-loadscope-reorder
 
 figures: .venv/.report ## draw figures and report again from published measurements (PLATFORM=nvidia-h200)
 	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)

@@ -13,8 +13,6 @@ import pytest
 
 import forks
 
-pytest_plugins = ["workers"]
-
 # Asking torch for a GPU while tests are collected must not open CUDA: workers are forked from this process.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Nor may torch start threads in this process, which are missing in a worker that is forked from it, and are waited for there.
@@ -59,15 +57,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.user_properties += [("fault", kind)] * count
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this process runs a part of the tests of another."""
+    return hasattr(config, "workerinput")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Several workers have one process to fork programs from."""
-    if config.getoption("workers"):
+    """Several workers have one process to fork programs from, and are forks of it themselves."""
+    if (count := config.getoption("numprocesses", None)) and not is_worker(config):
         forks.share()
+        config.option.tx = [f"popen//python={forks.programs() / forks.PYTHON}"] * count
 
 
-def pytest_sessionfinish() -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     """Stop adopting orphans, which a measurement in this process begins: a mutation run goes on in it, and waits for its own children."""
-    forks.stop()
+    if not is_worker(session.config):
+        forks.stop()
     ctypes.CDLL(None).prctl(36, 0)  # PR_SET_CHILD_SUBREAPER
 
 

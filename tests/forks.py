@@ -1,8 +1,8 @@
 """Programs of this environment as forks of one process that has imported torch and Snakemake, for tests that start many of them.
 
 Starting each anew takes two seconds, most of them for imports. It is the warm server of measurements with other requests; its
-children import the package afresh, from where PYTHONPATH says. So are the warm servers that programs start, which else import for
-six seconds.
+children import the package afresh, from where PYTHONPATH says. Workers of pytest are such forks, too, which else import for longer
+than they collect, and so are the warm servers that programs start, which else import for six seconds.
 """
 
 import atexit
@@ -50,11 +50,12 @@ with open(sys.argv[0]) as file:
     exec(compile(file.read(), sys.argv[0], "exec"), {{"__name__": "__main__", "__file__": sys.argv[0]}})
 """
 SIGN_SECONDS = 60  # after which a worker says that it is alive
-IMPORTED = (
+COLLECTED = (
     "matplotlib.pyplot",
+    "transformers.models",
     "cutlass.cute",
-    "torch._dynamo",
-)  # by programs of our tests, which draw, compile and train
+    "torch._dynamo.testing",
+)  # what our tests import
 SOCKET, STARTER = "forks.sock", "starter"  # files of the folder: the socket, and the pid of the process that made it
 SHARED = "MOE_ROUTING_BENCH_TEST_PROGRAMS"  # the variable that names the folder to workers of pytest
 
@@ -112,7 +113,7 @@ def stop() -> None:
 
 
 def interpret(caller: str, words: list[str], connection: socket.socket) -> None:
-    """In the child: run what a Python of these words would, with the caller's stdin; it ends with the caller."""
+    """In the child: run what a Python of these words would, such as a worker of pytest, with the caller's stdin; it ends with the caller."""
 
     def watch() -> None:
         with contextlib.suppress(OSError):
@@ -123,7 +124,7 @@ def interpret(caller: str, words: list[str], connection: socket.socket) -> None:
     with open(f"/proc/{caller}/fd/0") as stdin:
         os.dup2(stdin.fileno(), 0)
     os.setsid()
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - it stays open
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - execnet closes it
     threading.Thread(target=watch, daemon=True).start()
     words = words[words[0] == "-u" :]
     try:
@@ -156,7 +157,7 @@ def main(path: str) -> None:
     from snakemake.cli import get_argument_parser
 
     get_argument_parser()  # imports Snakemake's plugins
-    for name in IMPORTED:
+    for name in COLLECTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
