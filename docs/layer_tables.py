@@ -147,18 +147,28 @@ def _served_rivals(cell: pd.DataFrame) -> pd.Series:
     return cell["median_us"][sorted(origins.besides_torch(BENCH, cell.index))].sort_values()
 
 
-def served(run: str, most: int | None = None) -> str:
-    """A line per layer of a run: `auto` and the fastest `most` rivals (None: all), and how many times as long the fastest of these takes."""
+def against_servers() -> str:
+    """A line per model and format of the layers that others published: times of `auto` and of the fastest rival, by the number of tokens."""
+    cells, lines = _served(PUBLISHED), []
+    columns = {f"T={tokens}": "–" for tokens in sorted({cell["tokens"].iloc[0] for cell in cells})}
+    for (model, weights), of_model in groupby(cells, lambda cell: tuple(cell.iloc[0][["model", "weights"]])):
+        line = {"layer": f"{model}, `{weights}`"} | columns
+        for cell in of_model:
+            line[f"T={cell['tokens'].iloc[0]}"] = (
+                f"{time(cell, 'auto')} / {time(cell, str(_served_rivals(cell).idxmin()))}"
+            )
+        lines.append(line)
+    return explained(table(lines))
+
+
+def served(run: str) -> str:
+    """A line per layer of a run: `auto` and the rivals, and how many times as long the fastest of these takes."""
     lines = []
     for cell in _served(run):
-        first, found = cell.iloc[0], _served_rivals(cell)[:most]
+        first, found = cell.iloc[0], _served_rivals(cell)
         line = {"layer": f"{first['model']}, `{first['weights']}`", "T": str(first["tokens"])}
         line |= {"`ops.layer`, µs": time(cell, "auto")}
-        line |= {
-            "rivals" if most is None else "fastest rival": ", ".join(
-                f"{time(cell, str(name))} (`{name}`)" for name in found.index
-            )
-        }
+        line |= {"rivals": ", ".join(f"{time(cell, str(name))} (`{name}`)" for name in found.index)}
         line |= {"speed-up": f"{digits(found.min() / cell.at['auto', 'median_us'])}x"}
         lines.append(line | {"of the limit": percent(cell.at["auto", "share_of_roofline"])})
     return explained(table(lines))
@@ -388,7 +398,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "all-layers": all_layers,
     "decode": partial(layers, "decode"),
     "served": partial(served, SERVED),
-    "stored-published": partial(served, PUBLISHED, most=1),
+    "stored-published": against_servers,
     "served-lead": quantised_lead,
     "training": partial(
         others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")

@@ -31,7 +31,7 @@ def killed(root: Path, mutant: dict[str, str]) -> bool:
     if mutant["old"] not in text:
         raise SystemExit(f"{mutant['file']} has no {mutant['old']!r} any more")
     path.write_text(text.replace(mutant["old"], mutant["new"], 1), encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-qx", "-p", "no:xdist", "-p", "no:cacheprovider"]
     command += ["-m", mutant.get("marks", "not slow")]
     environment = os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
     try:

@@ -60,15 +60,15 @@ def test_stored_speeds_come_before_estimates() -> None:
 
 def test_every_evaluation_takes_its_time() -> None:
     """The last one as well, which ends a run between two others."""
-    known = costs.speeds([row("softk", 1e6, True)], ENGINE)
+    known = forecast.speeds([row("softk", 1e6, True)], ENGINE)
     run = replace(RUN, validation_tokens=2_000_000, altered=False, eval_every=100)
-    seconds = {steps: costs.cost([replace(run, steps=steps)], known).seconds for steps in (99, 100, 101, 200)}
+    seconds = {steps: forecast.cost([replace(run, steps=steps)], known).seconds for steps in (99, 100, 101, 200)}
     step = run.tokens_per_step / 1e6
     evaluation = seconds[101] - seconds[100] - step
     assert evaluation == pytest.approx(max(2 / 3, 0.015 * 2e6 / run.tokens_per_step))
     assert seconds[100] - seconds[99] == pytest.approx(step)
     assert seconds[200] - seconds[101] == pytest.approx(99 * step)
-    limited = costs.cost([replace(run, steps=100, capacity_factor=1.25)], known).seconds
+    limited = forecast.cost([replace(run, steps=100, capacity_factor=1.25)], known).seconds
     assert limited - seconds[100] == pytest.approx(evaluation), "a pass with the capacity and one without"
 
 
