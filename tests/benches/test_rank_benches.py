@@ -14,9 +14,11 @@ from moe_routing_bench.benches.ranks import of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell, Job, Settings
-from moe_routing_bench.measure import gpus, processes, supervisor
+from moe_routing_bench.measure import gpus, processes, rank_process, supervisor
 from moe_routing_bench.measure.candidate import Failure
+from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.rank_group import RankGroup
+from moe_routing_bench.measure.sharing import Arena
 from moe_routing_bench.store import records, rows
 from moe_routing_kernels.errors import UserError
 from packs import no_ceilings
@@ -170,6 +172,7 @@ def test_every_implementation_is_right(ranks: int, tmp_path: Path) -> None:
         (bench, implementation.name, name)
         for bench in (*NAMES, *LAYERS)
         for implementation in BENCHES[bench].implementations
+        if "gpu" not in implementation.requires
         for name in (routable if bench in LAYERS else CASES)
         if case(bench, name)[0].ranks == ranks
     ]
@@ -206,7 +209,7 @@ def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench:
     """Of one token, so that the first rank has none. The row says what each rank had, and can be stored."""
     inner = {"intermediate": 8} if bench in LAYERS else {}
     cell = cell_of(bench, tokens=1, hidden=8, experts=4, top_k=2, dtype="bf16", **inner)
-    names = tuple(implementation.name for implementation in BENCHES[bench].implementations)
+    names = tuple(one.name for one in BENCHES[bench].implementations if "gpu" not in one.requires)
     job, before = Job(cell, names, QUICK), processes.descendants(os.getpid())
     found = supervisor.measure(job, tmp_path / "cell.parquet")
     assert [(row["status"], row["restarts"]) for row in found] == [("ok", 0)] * len(names), [
@@ -223,6 +226,35 @@ def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench:
     assert {name for name in rows.MEASURED if name.startswith("rank_")} <= {n for n, v in stored[0].items() if v}
 
 
+@pytest.mark.parametrize(("bench", "name"), [("dispatch", "torch_all_to_all"), ("ep_layer", "ops_ep")])
+def test_ranks_that_work_on_copies_see_and_give_what_the_judge_shares(bench: str, name: str, monkeypatch) -> None:
+    """As ranks with GPUs do: values that are loaded after binding are used, and outputs come back, poisoned ones too."""
+    monkeypatch.setattr(rank_process, "of", lambda device: rank_process.Staged)
+    inner = {"intermediate": 8} if bench in LAYERS else {}
+    cell = cell_of(bench, tokens=6, hidden=8, experts=4, top_k=2, dtype="bf16", **inner)
+    job, definition = Job(cell, (name,), QUICK), BENCHES[bench].definition()
+    group = RankGroup(job, name, "cpu")
+    try:
+        sets = Sets(job, definition, "cpu", Arena("cpu"))
+        group.bind(sets)
+        for load in (lambda: None, sets.novel):
+            load()
+            sets.poison()
+            group.ask("rotate", 1)
+            for inputs, outputs in zip(sets.inputs, sets.outputs, strict=True):
+                assert definition.check(cell, inputs, outputs, definition.reference(cell, inputs)).error is None
+    finally:
+        group.end()
+
+
+def test_ranks_without_a_gpu_each_are_unsupported() -> None:
+    job = Job(cell_of("dispatch", tokens=1, hidden=8, experts=4, top_k=2), ("torch_all_to_all",), QUICK)
+    assert rank_process.of("cuda") is rank_process.GpuRank
+    with pytest.raises(Failure, match="2 ranks take a GPU each, and this machine has 0") as failed:
+        rank_process.GpuRank(job, "torch_all_to_all", "cuda", 0, rank=0, rendezvous=0)._join(1.0)
+    assert failed.value.status == "unsupported"
+
+
 def turn(ranks: RankGroup, *times: list[int], turn_ns: int = 9000, seconds: float = 10e-6) -> float:
     """The seconds that a turn counts, of calls with these times, in nanoseconds, on each rank."""
     said = [{"times_ns": each, "turn_ns": turn_ns} for each in times]
@@ -232,6 +264,7 @@ def turn(ranks: RankGroup, *times: list[int], turn_ns: int = 9000, seconds: floa
 def test_a_turn_counts_the_slowest_rank_of_each_call_and_is_not_believed_where_a_clock_is_slow() -> None:
     ranks = object.__new__(RankGroup)
     ranks.ranks, ranks.device, ranks.handover_us, ranks.least_handover_us = 2, "cpu", 1.5, 1.0
+    ranks._kind = rank_process.Rank
     ranks._barrier_us, ranks._over_turn, ranks._over_calls = 1.0, math.inf, math.inf
     ranks._medians = [[], []]
     assert turn(ranks, [1000, 4000, 1000], [2000, 1000, 1000]) == pytest.approx(7e-6)
@@ -256,7 +289,7 @@ def test_gpus_that_are_too_few_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -
     assert gpus.lacking(2, "cpu") is None and gpus.lacking(None, "nvidia-h200") is None
     assert "needs 2 GPUs, a card for each rank; there is 1" in (gpus.lacking(2, "nvidia-h200") or "")
     monkeypatch.setattr(gpus, "visible", lambda: ["0", "1"])
-    assert "CPUs alone" in (gpus.lacking(2, "nvidia-h200") or "")
+    assert gpus.lacking(2, "nvidia-h200") is None
 
 
 def test_one_process_cannot_call_it() -> None:

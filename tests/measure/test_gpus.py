@@ -20,7 +20,8 @@ HOLD = """
 import os, pathlib, sys
 from moe_routing_bench.measure import gpus
 gpus.FOLDER = pathlib.Path(os.environ["TMPDIR"])
-with gpus.reserved(sys.argv[1] == "alone", sys.argv[2:], identify=lambda gpu: "card" + gpu.removeprefix("GPU-")) as gpu:
+cards = 2 if sys.argv[1] == "both" else 1
+with gpus.reserved(sys.argv[1] != "shared", sys.argv[2:], identify=lambda gpu: "card" + gpu.removeprefix("GPU-"), cards=cards) as gpu:
     assert gpu == os.environ["CUDA_VISIBLE_DEVICES"]
     print(gpu, flush=True)
     sys.stdin.read()
@@ -82,6 +83,21 @@ def test_who_is_alone_waits_for_a_gpu_without_others_and_keeps_them_off(start) -
     assert got(second) == "0" and waits(third)
     alone.kill()
     assert got(third) == "1"
+
+
+def test_ranks_get_a_card_each_or_hold_none(start) -> None:
+    """While one of two cards is taken, the other stays free for those that one is enough for."""
+    first = start("alone", "0", "1")
+    held = got(first)
+    ranks = start("both", "0", "1")
+    assert waits(ranks)
+    second = start("alone", "0", "1")
+    assert got(second) == {"0": "1", "1": "0"}[held]
+    end(first)
+    assert waits(ranks)
+    end(second)
+    assert got(ranks) == "0,1"
+    assert waits(start("shared", "1"))
 
 
 def test_without_gpus_nobody_waits() -> None:
@@ -160,7 +176,7 @@ def test_all_users_lock_the_same_file_of_a_card(tmp_path, monkeypatch, start) ->
     if (child := os.fork()) == 0:
         try:
             os.setuid(12345)
-            os._exit(7 if gpus._take({"0": gpus.opened(path)}, False) is None else 8)
+            os._exit(7 if gpus._take({"0": gpus.opened(path)}, False, 1) is None else 8)
         finally:
             os._exit(9)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
@@ -271,7 +287,7 @@ def test_bytes_of_a_lock_file(held, alone, gpu, bytes_, files, others, tmp_path)
     """Whoever shares holds one, whoever is alone all of them."""
     for name, places in held.items():
         others(name, *places)
-    assert gpus._take(files, alone) == gpu
+    assert gpus._take(files, alone, 1) == gpu
     assert gpu is None or locked(tmp_path / gpu) == set(bytes_)
 
 
@@ -285,4 +301,4 @@ def test_a_lock_that_is_refused_is_another_s(files, monkeypatch, tmp_path) -> No
         lockf(*given)
 
     monkeypatch.setattr(gpus.fcntl, "lockf", refuse)
-    assert gpus._take(files, False) == "a" and locked(tmp_path / "a") == {1}
+    assert gpus._take(files, False, 1) == "a" and locked(tmp_path / "a") == {1}

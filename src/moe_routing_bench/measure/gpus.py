@@ -1,4 +1,4 @@
-"""Which GPU a job uses, and with which other jobs: jobs of a machine share its GPUs, whatever started them.
+"""Which GPUs a job uses, and with which other jobs: jobs of a machine share its GPUs, whatever started them.
 
 A measurement, or the timing of a training step, has its GPU alone; training runs share one. Each GPU has a lock file,
 named by its UUID, that all users of the machine may open: a run that shares holds one byte of it, a run that is alone holds
@@ -30,15 +30,17 @@ def reserved(
     family: str = "",
     waiting: Callable[[], None] = lambda: None,
     identify: Identify = platforms.uuid_of,
+    cards: int = 1,
 ) -> Iterator[str | None]:
-    """Wait for a GPU, show this process no other, and yield it; None on a CPU, where nothing is waited for.
+    """Wait for a GPU, or for so many `cards`, show this process no other, and yield it, or their names with commas between; None on a CPU,
+    where nothing is waited for.
 
     `alone`: no other run has it; otherwise it is the one with the fewest sharers. `gpus` are names as in
-    CUDA_VISIBLE_DEVICES, by default those that this process may use. Jobs of one `family` get the same GPU whenever it is
-    among them. `waiting` is called again and again while there is none.
+    CUDA_VISIBLE_DEVICES, by default those that this process may use, at least `cards`. Jobs of one `family` get the same GPU whenever it is
+    among them, if one is enough. `waiting` is called again and again while there is none.
     """
     gpus = visible() if gpus is None else gpus
-    if family and len(gpus) > 1:
+    if family and len(gpus) > 1 and cards == 1:
         gpus = [card_of(family, gpus, identify)]
     if not gpus:
         yield None
@@ -47,7 +49,7 @@ def reserved(
         files = {gpu: opened(lock_file(identify(gpu))) for gpu in gpus}
         for file in files.values():
             stack.callback(os.close, file)
-        while (taken := _take(files, alone)) is None:
+        while (taken := _take(files, alone, cards)) is None:
             waiting()
             time.sleep(POLL_SECONDS)
         before = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -75,9 +77,8 @@ def lacking(ranks: int | None, platform: str) -> str | None:
     """Why a cell on so many ranks cannot be measured here, or None; for a cell without ranks None."""
     if ranks is None or platform == platforms.CPU:
         return None
-    if (cards := len(visible())) < ranks:
-        return f"needs {ranks} GPUs, a card for each rank; there is {cards}"
-    return "ranks are measured on CPUs alone so far; MOE_ROUTING_BENCH_DEVICE=cpu hides the GPUs"
+    cards = len(visible())
+    return None if cards >= ranks else f"needs {ranks} GPUs, a card for each rank; there is {cards}"
 
 
 def card_of(family: str, gpus: Sequence[str], identify: Identify = platforms.uuid_of) -> str:
@@ -118,12 +119,17 @@ def opened(path: Path) -> int:
     return file
 
 
-def _take(files: Mapping[str, int], alone: bool) -> str | None:
-    """The name of a GPU that was free, now locked, or None; GPUs with fewer sharers first."""
+def _take(files: Mapping[str, int], alone: bool, cards: int) -> str | None:
+    """The names of so many GPUs that were free, now locked, or None and none locked; GPUs with fewer sharers first."""
+    taken: dict[str, int] = {}
     for place in (None,) if alone else range(MOST_SHARERS):
         for gpu, file in files.items():
             with contextlib.suppress(BlockingIOError, PermissionError):
                 first, length = (0, MOST_SHARERS) if place is None else (place, 1)
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, first)
-                return gpu
+                taken[gpu] = file
+            if len(taken) == cards:
+                return ",".join(taken)
+    for file in taken.values():  # two jobs that each hold one of two would wait for ever
+        fcntl.lockf(file, fcntl.LOCK_UN, MOST_SHARERS, 0)
     return None

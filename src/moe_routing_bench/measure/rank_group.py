@@ -12,6 +12,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import torch
+
 from moe_routing_bench.benches.ranks import is_of
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import rank_process, runner
@@ -37,13 +39,14 @@ class RankGroup:
     def __init__(self, job: Job, name: str, device: str) -> None:
         """Fork them all, and measure the hand-over while they have imported nothing of the implementation."""
         self._job, self.device, self.ranks = job, device, job.cell.ranks
+        self._kind = rank_process.of(device)
         rendezvous = os.memfd_create("moe-routing-bench")  # a file that ends with its processes
         self._members = [
             Runner(
                 job,
                 name,
                 device,
-                functools.partial(rank_process.Rank, rank=rank, rendezvous=rendezvous),
+                functools.partial(self._kind, rank=rank, rendezvous=rendezvous),
                 (rendezvous,),
             )
             for rank in range(self.ranks)
@@ -85,9 +88,17 @@ class RankGroup:
     def ask(self, request: str, *arguments: Any) -> tuple[dict[str, Any], float]:
         """Have all ranks do something, and stop them again; returns the reply of each, as ``ranks``, and the seconds until the last.
 
-        Raises `Failure` for the rank that says that it failed, has ended, or gives no sign of life, and ends all.
+        Ranks that work on copies have them filled before a rotation and fetched after it, which is not in the seconds. Raises `Failure` for
+        the rank that says that it failed, has ended, or gives no sign of life, and ends all.
         """
+        none, moves = [((), ())] * self.ranks, self._kind.staged and request in ("warm", "rotate")
+        if moves:
+            if self.device != "cpu":
+                torch.cuda.synchronize()  # what this process has written is there
+            self._asked("fill", none)
         replies, seconds = self._asked(request, [(arguments, ())] * self.ranks)
+        if moves:
+            self._asked("fetch", none)
         return {"ranks": replies}, seconds
 
     def _asked(
@@ -181,8 +192,8 @@ class RankGroup:
         return {
             "handover_us": self.handover_us,
             "barrier_us": self._barrier_us,
-            "rank_backend": rank_process.BACKEND,
-            "rank_devices": [self.device] * self.ranks,
+            "rank_backend": self._kind.backend,
+            "rank_devices": [self.device if self.device == "cpu" else f"cuda:{rank}" for rank in range(self.ranks)],
             "rank_medians_us": [median(each) for each in self._medians],
         }
 

@@ -58,7 +58,8 @@ def measure(
         if reason:
             outcomes[name] = {"status": "unsupported", "reason": reason}
     caller = _Caller(watch, memory)
-    with gpus.reserved(alone=True, family=job.cell.family, waiting=caller.told):
+    cards = job.cell.get("ranks") or 1
+    with gpus.reserved(alone=True, family=job.cell.family, waiting=caller.told, cards=cards):
         while pending := [n for n in job.implementations if n not in outcomes]:
             try:
                 outcomes |= _attempt(job, device, pending, caller)

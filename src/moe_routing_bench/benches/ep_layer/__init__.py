@@ -17,7 +17,11 @@ BENCH = Bench(
     summary="a layer over ranks: gate, dispatch, the rank's experts, and back",
     axes=AXES,
     baseline="torch_all_to_all",
-    implementations=(*WAYS, Implementation("ops_ep_placed", ".step", options={"way": "ops_ep_placed"})),
+    implementations=(
+        *WAYS,
+        Implementation("ops_ep_placed", ".step", options={"way": "ops_ep_placed"}),
+        Implementation("ops_ep_graph", ".step", requires=("gpu",), options={"way": "ops_ep_graph"}),
+    ),
     reads=("logits", "bias", "x", "w13", "w2"),
     writes=("combined",),
     shared=("w13", "w2"),

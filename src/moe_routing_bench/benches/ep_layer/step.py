@@ -7,6 +7,8 @@ ops_ep
     `moe_routing_kernels.ops.ep.layer`. The host waits for the counts.
 ops_ep_static
     The same with `most_tokens`: every rank sends all its tokens to every rank, and the host waits for nothing.
+ops_ep_graph
+    `ops_ep_static` as a CUDA graph, which is captured when the call is bound.
 ops_ep_placed
     `ops_ep` with experts placed by their loads in the bound inputs (`routing.placement`), and a spare slot per rank. Weights move while the
     call is bound, which is not timed; ids of experts become those of slots in the call.
@@ -29,6 +31,8 @@ from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.routing.placement import plan
 
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+_STATIC = ("ops_ep_static", "ops_ep_graph")
+_WARMUP = 3  # calls
 
 
 def unsupported(problem: Sharded, *, way: str) -> str | None:
@@ -62,14 +66,28 @@ def bind(
         with torch.no_grad():
             combined.copy_(forward(x, logits, w13, w2))
 
-    return run
+    return _captured(run) if way == "ops_ep_graph" else run
+
+
+def _captured(run: Callable[[], None]) -> Callable[[], None]:
+    """The replay of a CUDA graph. All ranks capture together, after calls that compile kernels and open NCCL's channels."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARMUP):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
 
 
 def layer(problem: Sharded, way: str, bias: Tensor | None) -> Function:
     """A layer of one rank: x (T_r, H), logits (T_r, E), w13 and w2 of its experts -> combined (T_r, H)."""
     if way == "torch_all_to_all":
         return _every_row(problem, bias)
-    known, most = problem.layer, max(problem.exchange.shares) if way == "ops_ep_static" else None
+    known, most = problem.layer, max(problem.exchange.shares) if way in _STATIC else None
     options = {"rule": known.router, "bias": bias, "activation": known.activation, "most_tokens": most}
     return lambda x, logits, w13, w2: ep.layer(x, logits, w13, w2, known.layout.top_k, **options)
 
