@@ -129,7 +129,7 @@ def headline() -> str:
     rows = pd.concat([phase[phase["cell"].notna()] for phase in both])
     tables = explained(f"{table(by_tokens(rows))}\n{table(by_layer(rows))}")
     if NO_ROW in tables:
-        tables += f"\n*{NO_ROW}*: not measured in this layer yet, so the speed-up is over the other rivals.\n"
+        tables += f"\n*{NO_ROW}*: not measured in this layer yet; the speed-up is over the others.\n"
     decode, prefill = ("".join(together(phase, named=False)).rstrip() for phase in both)
     without = [_without(failed(phase)) for phase in ("decode", "prefill")]
     return f"{tables}\n**Prefill.** {prefill}{without[1]}\n\n**Decoding.** {decode}{without[0]} {decoding(FIRST)}"
@@ -174,37 +174,39 @@ def served(run: str) -> str:
     return explained(table(lines))
 
 
-def quantised_lead() -> str:
-    """How much faster than the fastest rival each model is with quantised weights, in a sentence."""
+def served_lead() -> str:
+    """How much faster than the fastest rival layers are as they are served: by weights, for few tokens and many; and a model of other weights."""
+    several = {
+        weights: list(cells) for weights, cells in groupby(_served(PUBLISHED), lambda cell: cell["weights"].iloc[0])
+    }
     said = []
-    for (model, weights), cells in groupby(_served(), lambda cell: tuple(cell.iloc[0][["model", "weights"]])):
-        over = {cell["tokens"].iloc[0]: _served_rivals(cell) / cell.at["auto", "median_us"] for cell in cells}
-        names = sorted({f"`{found.idxmin()}`" for found in over.values()})
-        ratios = row_groups.words([f"{digits(found.min())}x" for found in over.values()])
-        tokens = row_groups.words([str(count) for count in over])
-        said.append(
-            f"{model} in `{weights}`, T={tokens}: {ratios} as fast as {'the faster of ' * (len(names) > 1)}{_and(names)}."
-        )
-    return f"**4 and 8 bits.** {' '.join(said)}\n\n{_further()}\n"
-
-
-def _further() -> str:
-    """The leads of the cells that others published rows of, by weights, for few tokens and many, in a sentence."""
-    said = []
-    for weights, cells in groupby(_served(PUBLISHED), lambda cell: cell["weights"].iloc[0]):
-        several = list(cells)
+    for weights, cells in several.items():
         for few in (True, False):
-            of_size = [cell for cell in several if (cell["tokens"].iloc[0] <= FEW) == few]
-            over = [_served_rivals(cell).min() / cell.at["auto", "median_us"] for cell in of_size]
+            of_size = [cell for cell in cells if (cell["tokens"].iloc[0] <= FEW) == few]
+            over = _over_rivals(of_size)
             if len(over) > 1:
                 size = f"up to {FEW} tokens" if few else "more"
                 said.append(
                     f"`{weights}`, {size}: {digits(stats.gmean(over))}x ({digits(min(over))}x to {digits(max(over))}x in {len(over)})"
                 )
+    alone = []
+    for (model, weights), cells in groupby(_served(), lambda cell: tuple(cell.iloc[0][["model", "weights"]])):
+        if len(several.get(weights, [])) > 1:
+            continue
+        of_model = list(cells)
+        names = sorted({f"`{_served_rivals(cell).idxmin()}`" for cell in of_model})
+        tokens = row_groups.words([str(cell["tokens"].iloc[0]) for cell in of_model])
+        ratios = row_groups.words([f"{digits(ratio)}x" for ratio in _over_rivals(of_model)])
+        alone.append(f"{model} in `{weights}`, T={tokens}: {ratios} over {_and(names)}.")
     return (
-        "**More models** ([rows](docs/measurements.md#layers-that-others-published)). Speed-up over the fastest rival, mostly vLLM's or SGLang's Triton kernel, geometric mean: "
-        f"{'; '.join(said)}."
+        "**More models** ([rows](docs/measurements.md#layers-that-others-published)). Geometric mean over the faster of vLLM's and SGLang's Triton kernels: "
+        f"{'; '.join(said)}. {' '.join(alone)}\n"
     )
+
+
+def _over_rivals(cells: Sequence[pd.DataFrame]) -> list[float]:
+    """How many times as long as `auto` the fastest rival of each cell takes."""
+    return [_served_rivals(cell).min() / cell.at["auto", "median_us"] for cell in cells]
 
 
 def _without(rows: pd.DataFrame) -> str:
@@ -399,7 +401,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "decode": partial(layers, "decode"),
     "served": partial(served, SERVED),
     "stored-published": against_servers,
-    "served-lead": quantised_lead,
+    "served-lead": served_lead,
     "training": partial(
         others, TRAINING, ("torch_grouped_mm", "transformers_grouped_mm", "liger", "moe_ops", "sonicmoe", "ops")
     ),

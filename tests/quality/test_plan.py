@@ -273,7 +273,7 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
         "expert_loads",
         "language_model",
         "moe_layer",
-        "placement",
+        "token_dispatch",
         "stage_clock",
         "run_rows",
         "loop",
