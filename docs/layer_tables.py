@@ -185,7 +185,7 @@ def served_lead() -> str:
             of_size = [cell for cell in cells if (cell["tokens"].iloc[0] <= FEW) == few]
             over = _over_rivals(of_size)
             if len(over) > 1:
-                size = f"up to {FEW} tokens" if few else "more"
+                size = f"T ≤ {FEW}" if few else "more"
                 said.append(
                     f"`{weights}`, {size}: {digits(stats.gmean(over))}x ({digits(min(over))}x to {digits(max(over))}x in {len(over)})"
                 )
