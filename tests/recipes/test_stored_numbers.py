@@ -35,11 +35,11 @@ def test_how_many_cards_measured_a_run() -> None:
     by_card, by_commit = (
         text_of("docs/method.md").partition("from one card, but for ")[2].split(" Runs differ")[0].split(".", 1)
     )
-    assert set(re.findall(r"\b(?:seed-[\w-]+|decode|layers)\b", by_card)) == set(several)
+    assert set(re.findall(r"\b(?:seed-[\w-]+|decode|layers|published)\b", by_card)) == set(several)
     for run, number in several.items():
         assert words[number] in re.split(rf"{run}\b(?!-)", by_card)[1].partition(")")[0]
     mixed = {run for run, found in rows.items() if found["git_sha"].nunique() > 1}
-    assert set(re.findall(r"\b(?:seed-[\w-]+|decode|layers)\b", by_commit.partition(", whose")[0])) == mixed
+    assert set(re.findall(r"\b(?:seed-[\w-]+|decode|layers|published)\b", by_commit.partition(", whose")[0])) == mixed
 
 
 @pytest.mark.parametrize(
