@@ -160,7 +160,7 @@ def test_a_gpu_of_its_family_is_reserved_alone(scripted, monkeypatch) -> None:
     caller = seen[1][-1]
     assert caller.watch == "watch"
     assert seen == [
-        {"alone": True, "family": "pack-H8-E4-k2", "waiting": caller.told},
+        {"alone": True, "family": "pack-H8-E4-k2", "waiting": caller.told, "cards": 1},
         (one, "cuda", ["torch"], caller),
         "given back",
     ]
