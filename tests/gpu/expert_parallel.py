@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
+from moe_routing_bench.benches.ep_layer.step import captured
 from moe_routing_kernels import ops
 from moe_routing_kernels.ops import ep
 
@@ -84,20 +85,6 @@ def check(device: torch.device, tokens: list[int], lean: float = 0.0, **options:
     worst = torch.stack(errors).max()
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return float(worst)
-
-
-def captured(run: Callable[[], object]) -> Callable[[], object]:
-    """The same as a replay of a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 def microseconds(run: Callable[[], object], calls: int = 20, repeats: int = 5) -> float:

@@ -41,7 +41,7 @@ REMEMBERED = (chooser.kernel, chooser.way, backends._training)
 
 @pytest.fixture(scope="module", autouse=True)
 def room() -> None:
-    """Asked for here, as a test's worker is a fork of what imports this file, which may not open CUDA."""
+    """A fixture asks for it, because collecting may not open CUDA: 70 GiB hold operands beyond 2^31 elements."""
     if torch.cuda.get_device_properties(0).total_memory < 70 << 30:
         pytest.skip("needs a GPU with 70 GiB")
 

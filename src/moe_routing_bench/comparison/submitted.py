@@ -1,7 +1,7 @@
 """What speaks against the rows of others, by their numbers alone: arithmetic, what the hardware allows, and where they come from.
 
-Every limit holds for all published runs of this project, which a test repeats, but that older code made intervals of two of them. Rows that pass may still be invented: somebody who
-measures the same cells on the same card finds out. Pure functions; no torch.
+A test shows that all published runs of this project keep to every limit, except for the intervals of two runs of older code. Rows that pass may still be invented: a second
+measurement of the same cells on the same card shows it. Pure functions; no torch.
 """
 
 from collections.abc import Iterator, Mapping

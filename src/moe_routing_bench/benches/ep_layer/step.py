@@ -66,11 +66,11 @@ def bind(
         with torch.no_grad():
             combined.copy_(forward(x, logits, w13, w2))
 
-    return _captured(run) if way == "ops_ep_graph" else run
+    return captured(run) if way == "ops_ep_graph" else run
 
 
-def _captured(run: Callable[[], None]) -> Callable[[], None]:
-    """The replay of a CUDA graph. All ranks capture together, after calls that compile kernels and open NCCL's channels."""
+def captured(run: Callable[[], object]) -> Callable[[], None]:
+    """The replay of a CUDA graph of a call. All ranks capture together, after calls that compile kernels and open NCCL's channels."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
