@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import math
 import os
+import re
 import statistics
 import types
 from pathlib import Path
@@ -100,6 +101,19 @@ def test_a_killed_run_ends_as_an_unbroken_one(
     assert kept(broken) == kept(whole) and run_rows.read(out).num_rows == 3
     first, second = weights(tmp_path / "whole.parquet"), weights(out)
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_log_says_how_fast_a_run_goes_before_it_evaluates(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line per step where every one is due, but for those that end in an evaluation; the seconds of all steps so far count."""
+    monkeypatch.setattr(loop, "LINE_SECONDS", 0.0)
+    monkeypatch.setattr(loop.time, "perf_counter", iter(range(10**6)).__next__)
+    train.train(dataclasses.replace(run, steps=6, eval_every=3), tmp_path / "run.parquet", "cpu")
+    found = re.findall(r"step (\d+)/6 (\d+) tokens/s$", capsys.readouterr().out, re.MULTILINE)
+    assert [step for step, _ in found] == ["1", "2", "4", "5"]
+    rates = [int(rate) for _, rate in found]
+    assert rates[:2] == rates[2:] and rates[0] > rates[1] / 2 > 0
 
 
 def test_training_learns_and_its_rows_are_right(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

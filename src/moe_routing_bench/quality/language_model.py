@@ -161,6 +161,11 @@ def build(run: Run, frequencies: Sequence[int]) -> TinyLM:
     return TinyLM(run.dim, run.heads, ffns, run.vocabulary)
 
 
+def balances(run: Run) -> bool:
+    """Whether a router of the run asks for the frequencies of tokens."""
+    return run.router != DENSE and any("frequencies" in rule.options for rule in zoo.by_layer(run.router, run.layers))
+
+
 @contextlib.contextmanager
 def own_draws(seed: int, layer: int, number: int = 0) -> Iterator[None]:
     """Random numbers inside come from a stream of their own, so that what is drawn outside does not depend on them."""

@@ -24,6 +24,7 @@ from moe_routing_kernels.errors import UserError, bad
 
 BETAS = (0.9, 0.95)
 SAVE_SECONDS = 120.0  # between two checkpoints, besides those after evaluations
+LINE_SECONDS = 15.0  # between two lines of output, besides those of evaluations
 
 
 class Training:
@@ -57,9 +58,8 @@ class Training:
 
     def build(self) -> TinyLM:
         """The model as the first step finds it."""
-        return (
-            language_model.build(self.run, steps.frequencies(self.corpora, self.run.vocabulary)).to(self.device).train()
-        )
+        seen = steps.frequencies(self.corpora, self.run.vocabulary) if language_model.balances(self.run) else []
+        return language_model.build(self.run, seen).to(self.device).train()
 
     def step(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         """Train on batch `number`.
@@ -130,6 +130,7 @@ def go_on(
     made_of = {"spec": spec, "engine": training.engine.name}
     made_of |= {name: fixed[name] for name in ("code_fingerprint", "corpus_sha256")}
     progress = _resumed(training, checkpoint, made_of)
+    print(f"{name} {training.train.size} bytes of text, {training.engine.name} on {device}", flush=True)
 
     def keep(finished: bool = False) -> None:
         state = {} if finished else training.state()
@@ -137,7 +138,7 @@ def go_on(
 
     while progress.step < run.steps:
         end = min(run.steps, (progress.step // run.eval_every + 1) * run.eval_every)
-        _train(training, progress, end, keep)
+        _train(training, progress, end, name, keep)
         count, spent = len(progress.losses), progress.seconds
         measured = _means(training, progress.losses)
         started = time.perf_counter()
@@ -229,13 +230,19 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _train(training: Training, progress: Progress, end: int, keep: Callable[[], None]) -> None:
-    """Train up to step `end`, and write a checkpoint every `SAVE_SECONDS`."""
+def _train(training: Training, progress: Progress, end: int, name: str, keep: Callable[[], None]) -> None:
+    """Train up to step `end`, write a checkpoint every `SAVE_SECONDS`, and print how fast it goes every `LINE_SECONDS`."""
+    run = training.run
     _wait(training.device)
-    start = time.perf_counter()
+    start = said = time.perf_counter()
     for number in range(progress.step, end):
         progress.losses.append(training.step(number))
         progress.step = number + 1
+        if progress.step < end and time.perf_counter() - said >= LINE_SECONDS:
+            _wait(training.device)
+            said = time.perf_counter()
+            rate = len(progress.losses) * run.tokens_per_step / (progress.seconds + said - start)
+            print(f"{name} step {progress.step}/{run.steps} {rate:.0f} tokens/s", flush=True)
         if progress.step < end and time.perf_counter() - start >= SAVE_SECONDS:
             _wait(training.device)
             progress.seconds += time.perf_counter() - start

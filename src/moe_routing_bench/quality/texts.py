@@ -63,6 +63,8 @@ class Vocabulary:
 
     def size(self, tokens: Tokens) -> int:
         """The bytes that tokens stand for."""
+        if len(self.lengths) == BYTES:  # each is a byte
+            return len(tokens)
         return int(np.bincount(tokens, minlength=len(self.lengths)) @ self.lengths)
 
 
