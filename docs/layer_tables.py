@@ -33,7 +33,7 @@ from moe_routing_bench.quantities import count, energy
 from moe_routing_kernels import choices as table_of_choices
 
 BENCH = "layer"
-SERVED, PUBLISHED = "../nvidia-h200.served/", "../nvidia-h200.published/"
+SERVED, PUBLISHED = ("served",), ("published", "published-more")  # runs
 FEW = 64  # tokens: decoding, next to prefill from 1024 on
 BASELINE = BENCHES[BENCH].baseline
 PRODUCTION = {  # what people run to serve these models, and how a table names it; absent: no row yet
@@ -42,6 +42,7 @@ PRODUCTION = {  # what people run to serve these models, and how a table names i
     "flashinfer": "FlashInfer's CuTe DSL kernel",
     "trtllm_cutlass": "TensorRT-LLM's CUTLASS kernel",
 }
+OF_SERVERS = {*PRODUCTION, *(f"{name}_fp8" for name in PRODUCTION)}
 WAYS = (
     *("torch_grouped_mm", "cute", "cute_gather", "cute_dependent", "cute_quack_gather", "triton_gather", "sonicmoe"),
     *PRODUCTION,
@@ -60,11 +61,28 @@ def shape(row: pd.Series) -> str:
     return (sizes if pd.isna(row["model"]) else row["model"]) + shared + uneven
 
 
-def measured(phase: str) -> pd.DataFrame:
-    """The rows of a phase with a time; those of `auto` are rows of what it ran."""
-    rows = stored_tables.stored((DECODE if phase == "decode" else LAYERS) + "measurements.parquet")
+def measured(phase: str, run: str = "") -> pd.DataFrame:
+    """The rows of a phase with a time, of its own run by default; those of `auto` are rows of what it ran."""
+    own = DECODE if phase == "decode" else LAYERS
+    rows = stored_tables.stored((f"../nvidia-h200.{run}/" if run else own) + "measurements.parquet")
     timed = rows[(rows["bench"] == BENCH) & (rows["status"] == "ok") & (rows["phase"] == phase)]
     return regret.as_chosen(timed)
+
+
+def with_servers(phase: str) -> pd.DataFrame:
+    """The rows of a phase with even loads. Where no kernel that serves models was measured in a cell, those of the same layer in a run that has one."""
+    found = even(measured(phase))
+    for run in PUBLISHED:
+        there = even(measured(phase, run))
+        lacking = set(found["cell"]) - _served_cells(found)
+        taken = lacking & _served_cells(there)
+        found = pd.concat([found[~found["cell"].isin(taken)], there[there["cell"].isin(taken)]], ignore_index=True)
+    return found
+
+
+def _served_cells(rows: pd.DataFrame) -> set[str]:
+    """The cells in which a kernel that serves models has a time."""
+    return set(rows.loc[rows["implementation"].isin(PRODUCTION), "cell"])
 
 
 def failed(phase: str) -> pd.DataFrame:
@@ -125,7 +143,7 @@ HEADLINE = {
 
 def headline() -> str:
     """The first model by the number of tokens, decoding to prefill, then a line per layer of `HEADLINE`; below each phase what its cells say together."""
-    both = [even(measured(phase)) for phase in ("decode", "prefill")]
+    both = [with_servers(phase) for phase in ("decode", "prefill")]
     rows = pd.concat([phase[phase["cell"].notna()] for phase in both])
     tables = explained(f"{table(by_tokens(rows))}\n{table(by_layer(rows))}")
     if NO_ROW in tables:
@@ -135,11 +153,20 @@ def headline() -> str:
     return f"{tables}\n**Prefill.** {prefill}{without[1]}\n\n**Decoding.** {decode}{without[0]} {decoding(FIRST)}"
 
 
-def _served(run: str = SERVED) -> list[pd.DataFrame]:
-    """The cells of layers as they are served, by weights, model and tokens."""
-    rows = stored_tables.stored(run + "measurements.parquet").query("status == 'ok'")
-    cells = [cell.set_index("implementation", drop=False) for _, cell in rows.groupby("cell")]
-    return sorted(cells, key=lambda cell: tuple(cell.iloc[0][["weights", "model", "tokens"]]))
+def _served(runs: Sequence[str]) -> list[pd.DataFrame]:
+    """The cells of layers as they are served, with a rival, by weights, model, ranks of tensor parallelism and tokens."""
+    tables = [
+        stored_tables.stored(f"../nvidia-h200.{run}/measurements.parquet").query("status == 'ok'") for run in runs
+    ]
+    cells = [cell.set_index("implementation", drop=False) for rows in tables for _, cell in rows.groupby("cell")]
+    with_rivals = [cell for cell in cells if origins.besides_torch(BENCH, cell.index)]
+    return sorted(with_rivals, key=lambda cell: (cell["weights"].iloc[0], *_model(cell), cell["tokens"].iloc[0]))
+
+
+def _model(cell: pd.DataFrame) -> tuple[str, int]:
+    """The model of a cell, and over how many ranks its experts are split."""
+    ranks = cell["tp"].iloc[0]
+    return cell["model"].iloc[0], 1 if pd.isna(ranks) else int(ranks)
 
 
 def _served_rivals(cell: pd.DataFrame) -> pd.Series:
@@ -151,8 +178,9 @@ def against_servers() -> str:
     """A line per model and format of the layers that others published: times of `auto` and of the fastest rival, by the number of tokens."""
     cells, lines = _served(PUBLISHED), []
     columns = {f"T={tokens}": "–" for tokens in sorted({cell["tokens"].iloc[0] for cell in cells})}
-    for (model, weights), of_model in groupby(cells, lambda cell: tuple(cell.iloc[0][["model", "weights"]])):
-        line = {"layer": f"{model}, `{weights}`"} | columns
+    for (weights, model, ranks), of_model in groupby(cells, lambda cell: (cell["weights"].iloc[0], *_model(cell))):
+        split = f", a rank of {ranks}" if ranks > 1 else ""
+        line = {"layer": f"{model}, `{weights}`{split}"} | columns
         for cell in of_model:
             line[f"T={cell['tokens'].iloc[0]}"] = (
                 f"{time(cell, 'auto')} / {time(cell, str(_served_rivals(cell).idxmin()))}"
@@ -161,10 +189,10 @@ def against_servers() -> str:
     return explained(table(lines))
 
 
-def served(run: str) -> str:
-    """A line per layer of a run: `auto` and the rivals, and how many times as long the fastest of these takes."""
+def served() -> str:
+    """A line per layer as it is served: `auto` and the rivals, and how many times as long the fastest of these takes."""
     lines = []
-    for cell in _served(run):
+    for cell in _served(SERVED):
         first, found = cell.iloc[0], _served_rivals(cell)
         line = {"layer": f"{first['model']}, `{first['weights']}`", "T": str(first["tokens"])}
         line |= {"`ops.layer`, µs": time(cell, "auto")}
@@ -186,11 +214,13 @@ def served_lead() -> str:
             over = _over_rivals(of_size)
             if len(over) > 1:
                 size = f"T ≤ {FEW}" if few else "more"
+                strange = {str(_served_rivals(cell).idxmin()) for cell in of_size} - OF_SERVERS
+                size += f", over {_and([f'`{name}`' for name in sorted(strange)])}" if strange else ""
                 said.append(
                     f"`{weights}`, {size}: {digits(stats.gmean(over))}x ({digits(min(over))}x to {digits(max(over))}x in {len(over)})"
                 )
     alone = []
-    for (model, weights), cells in groupby(_served(), lambda cell: tuple(cell.iloc[0][["model", "weights"]])):
+    for (model, weights), cells in groupby(_served(SERVED), lambda cell: tuple(cell.iloc[0][["model", "weights"]])):
         if len(several.get(weights, [])) > 1:
             continue
         of_model = list(cells)
@@ -322,7 +352,9 @@ def _ahead(cells: Sequence[pd.DataFrame]) -> list[float]:
 def _leads(cells: Sequence[pd.DataFrame], which: str) -> str:
     """The means over cells: over the fastest rival, over the faster of the kernels that serve models in cells with their rows, and over torch."""
     ahead = _ahead(cells)
-    torch = [_over(cell, rivals(cell)[BASELINE]) for cell in cells]
+    torch = [_over(cell, rivals(cell)[BASELINE]) for cell in cells if BASELINE in rivals(cell)]
+    of_torch = f"{digits(stats.gmean(torch))}x over `{BASELINE}`" if torch else f"no row of `{BASELINE}`"
+    of_torch += f" in {len(torch)}" * (0 < len(torch) < len(cells))
     served = [(cell, rivals(cell).reindex(list(PRODUCTION)).min()) for cell in cells]
     over = [_over(cell, us) for cell, us in served if not pd.isna(us)]
     names = [name for name in PRODUCTION if any(name in cell["implementation"].to_list() for cell in cells)]
@@ -330,7 +362,7 @@ def _leads(cells: Sequence[pd.DataFrame], which: str) -> str:
     return (
         f"Speed-up of `ops.layer`, geometric mean over {count(len(cells), 'layer')} with even loads {which}: "
         f"{digits(stats.gmean(ahead))}x over the fastest rival (least {digits(min(ahead))}x); "
-        f"{of_servers * (len(over) > 0 and over != ahead)}{digits(stats.gmean(torch))}x over `{BASELINE}`."
+        f"{of_servers * (len(over) > 0 and over != ahead)}{of_torch}."
     )
 
 
@@ -399,7 +431,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "layers": partial(layers, "prefill"),
     "all-layers": all_layers,
     "decode": partial(layers, "decode"),
-    "served": partial(served, SERVED),
+    "served": served,
     "stored-published": against_servers,
     "served-lead": served_lead,
     "training": partial(

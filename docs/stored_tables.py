@@ -495,11 +495,11 @@ def choices() -> str:
             if any(max(choice.own, choice.all) >= SHOWN_REGRET for choice in line.choices)
         ]
     )
-    said = [f"{one.what}: mean {one.mean:.1%}, worst {one.worst:.1%}" for one in regret.summaries(lines)]
+    said = [f"{one.what}: {one.mean:.1%}, {one.worst:.1%}" for one in regret.summaries(lines)]
     fixed = regret.always(lines)[0]
     return (
-        f"{chosen}\nOver {len(lines)} cells, {sum(line.suspect for line in lines)} of them suspect: {'; '.join(said)}. Always `{fixed.what}`: mean "
-        f"{fixed.mean:.1%}, worst {fixed.worst:.1%} over {fixed.cells} cells.\n"
+        f"{chosen}\nOver {len(lines)} cells, {sum(line.suspect for line in lines)} of them suspect, mean and worst: {'; '.join(said)}. "
+        f"Always `{fixed.what}`: {fixed.mean:.1%}, {fixed.worst:.1%} over {fixed.cells} cells.\n"
     )
 
 

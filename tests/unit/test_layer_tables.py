@@ -211,3 +211,33 @@ def test_the_stored_layers_have_the_means_that_were_recomputed_by_hand(tables: M
     (said,) = tables.together(rows[rows["skew"] == 0])
     assert [float(ratio) for ratio in re.findall(r"([\d.]+)x", said)] == [1.12, 0.972, 1.38, 1.95]
     assert "over 11 layers" in said and "in which torch" not in said
+
+
+def test_a_layer_without_what_serves_models_is_that_of_a_run_with_it(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole, as measured on one card: no row of the first run stays, and a layer that has such a rival keeps its own."""
+    own = frame(
+        *cell("a", cute=110.0, torch_grouped_mm=400.0),
+        *cell("b", cute=50.0, vllm_triton=60.0),
+        *cell("c", cute=1.0, sonicmoe=2.0),
+    )
+    others = {
+        "published": frame(*cell("a", cute=100.0, sonicmoe=90.0, vllm_triton=105.0)),
+        "published-more": frame(*cell("a", cute=1.0, vllm_triton=1.0), *cell("b", cute=2.0, vllm_triton=3.0)),
+    }
+
+    def stored(name: str) -> pd.DataFrame:
+        return next((rows for run, rows in others.items() if f"200.{run}/" in name), own)
+
+    monkeypatch.setattr(tables.stored_tables, "stored", stored)
+    found = tables.with_servers("prefill")
+    assert {
+        key: dict(zip(rows["implementation"], rows["median_us"], strict=True)) for key, rows in found.groupby("cell")
+    } == {
+        "a": {"cute": 100.0, "sonicmoe": 90.0, "vllm_triton": 105.0},
+        "b": {"cute": 50.0, "vllm_triton": 60.0},
+        "c": {"cute": 1.0, "sonicmoe": 2.0},
+    }
+    said = " ".join(tables.together(found, named=False))
+    assert "3 layers" in said and "no row of `torch_grouped_mm`" in said
