@@ -121,3 +121,9 @@ def test_tolerance_and_cost() -> None:
     assert (one + other).rate == 1 and (one + fast).rate == (fast + one).rate == 2
     assert (Cost(1, 2).flops, one.flops, (one + other).flops) == (0, 127, 159)
     assert nbytes(torch.zeros(3, 5), torch.zeros(7, dtype=torch.int8)) == 67
+
+
+def test_cost_of_each_of_several_devices() -> None:
+    """Rows of a product are shared out, not its sums or columns; the rate is that of the device."""
+    whole = Cost(10, 21, ((8, 4, 5), (2, 1, 1)), 7, rate=2)
+    assert whole.of_each(2) == Cost(5, 10, ((4, 4, 5), (1, 1, 1)), 3, rate=2) and whole.of_each(1) == whole

@@ -14,7 +14,7 @@ from moe_routing_bench.benches.ranks import of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell, Job, Settings
-from moe_routing_bench.measure import gpus, processes, rank_process, supervisor
+from moe_routing_bench.measure import gpus, processes, rank_process, supervisor, worker
 from moe_routing_bench.measure.candidate import Failure
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.rank_group import RankGroup
@@ -253,6 +253,16 @@ def test_ranks_without_a_gpu_each_are_unsupported() -> None:
     with pytest.raises(Failure, match="2 ranks take a GPU each, and this machine has 0") as failed:
         rank_process.GpuRank(job, "torch_all_to_all", "cuda", 0, rank=0, rendezvous=0)._join(1.0)
     assert failed.value.status == "unsupported"
+
+
+def test_ranks_share_a_cpu_and_have_a_gpu_each() -> None:
+    """So what a row says of bytes, FLOPs and ceilings is of one GPU: seen on two H200s, a layer at 243 us was below a roofline of 268 for one."""
+    over, alone = (
+        cell_of("dispatch", tokens=4, hidden=8, experts=8, top_k=2, ranks=4),
+        cell_of("pack", tokens=4, hidden=8, experts=8, top_k=2),
+    )
+    jobs = [Job(cell, ("torch",), QUICK) for cell in (over, alone)]
+    assert [worker._devices(job, device) for job in jobs for device in ("cpu", "cuda")] == [1, 4, 1, 1]
 
 
 def turn(ranks: RankGroup, *times: list[int], turn_ns: int = 9000, seconds: float = 10e-6) -> float:

@@ -34,6 +34,12 @@ class Cost:
         other_flops, rate = self.other_flops + other.other_flops, max(self.rate, other.rate)
         return Cost(read, write, self.products + other.products, other_flops, rate)
 
+    def of_each(self, devices: int) -> "Cost":
+        """What each of so many devices does on average, which is a bound from below for the one that does most."""
+        products = tuple((rows // devices, terms, columns) for rows, terms, columns in self.products)
+        read, write = self.read_bytes // devices, self.write_bytes // devices
+        return Cost(read, write, products, self.other_flops // devices, self.rate)
+
 
 @dataclass(frozen=True)
 class Assignment:
