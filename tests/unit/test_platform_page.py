@@ -234,7 +234,7 @@ def test_quality_and_seeds_are_tabs(folder):
             )
             assert not shown.console()
         assert found["tab"] == tab and found["wide"] and len(found["ids"]) == len(set(found["ids"]))
-        assert found["links"] == ["index.html", "quality.html", "seeds.html", "../index.html"]
+        assert found["links"] == ["index.html", "quality.html", "seeds.html", "history.html", "../index.html"]
         if tab == "Quality":
             assert found["heads"] == ["Quality", "Quality"] and found["drawn"] >= found["charts"] >= 4
         else:

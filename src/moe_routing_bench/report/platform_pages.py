@@ -10,7 +10,8 @@ import pandas as pd
 from moe_routing_bench.answers import nearest, said, stored
 from moe_routing_bench.answers.ask import MEASURED, ask
 from moe_routing_bench.answers.stored import Cell
-from moe_routing_bench.comparison import origins
+from moe_routing_bench.comparison import origins, timeline
+from moe_routing_bench.comparison.timeline import Line
 from moe_routing_bench.figures import FIGURES, footer, palette
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report import page, platform, platform_charts, platform_sections, render, words
@@ -27,10 +28,18 @@ class Tables:
     profiles: Sequence[Mapping[str, Any]] = ()
 
 
-def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[str, Any], former: bool = False) -> None:
+def write(
+    name: str,
+    tables: Mapping[str, Tables],
+    out: Path,
+    models: Mapping[str, Any],
+    former: bool = False,
+    lines: Sequence[Line] = (),
+    whole: bool = False,
+) -> None:
     """Write the pages of a platform's published runs to the folder `out`.
 
-    `tables` are those of its runs, `models` the presets by name. `former`: the report of a run without a name was copied to this folder; it
+    `tables` are those of its runs, `models` the presets by name, `lines` what was measured more than once in them and in their earlier versions, which are `whole` where all were there to read. `former`: the report of a run without a name was copied to this folder; it
     moves to `platform.FORMER`, and the page leads addresses of its rows there.
     """
     cells = platform.read(name)
@@ -40,6 +49,7 @@ def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[st
         {"Speed": "index.html"}
         | ({"Quality": "quality.html"} if qualities else {})
         | ({"Seeds": "seeds.html"} if seeds else {})
+        | {"History": "history.html"}
     )
     first = next(iter(tables.values())).rows
     card = footer.distinct(first[origins.column(first)])
@@ -81,8 +91,28 @@ def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[st
         page.write_platform(out / "quality.html", "Quality", {"charts": drawn}, **shared, qualities=qualities)
     if seeds:
         page.write_platform(out / "seeds.html", "Seeds", {}, **shared, seeds=seeds)
+    _write_history(lines, whole, out / "history.html", shared)
     for model, mine in known.items():
         _write_model(model, mine, out / model / "index.html", shared, answers(model, name))
+
+
+def _write_history(lines: Sequence[Line], whole: bool, out: Path, shared: Mapping[str, Any]) -> None:
+    found, drawn = timeline.steps(lines), platform_sections.over_time(lines)
+    about, cards = timeline.told(lines, found, whole)
+    most = timeline.MOST_STEPS
+    listed = f"The {most} latest of {len(found)}." if len(found) > most else f"All {len(found)}, the latest first."
+    page.write_platform(
+        out,
+        "History",
+        {"charts": {"history": drawn}} if drawn else {},
+        **shared | {"about": about},
+        chart=drawn and {"name": "history", "caption": "Speed relative to the first measurement, over days."},
+        cards=cards,
+        shown=listed,
+        steps=[timeline.step(one) for one in found[:most]],
+        columns=timeline.STEPS,
+        numbers=timeline.NUMBERS,
+    )
 
 
 def _models(cells: Sequence[Cell], models: Mapping[str, Any]) -> dict[str, list[Cell]]:

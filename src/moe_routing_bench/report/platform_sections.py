@@ -3,17 +3,34 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
+
+import pandas as pd
 
 from moe_routing_bench.answers import pairs
 from moe_routing_bench.answers.stored import Cell, Row
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison.timeline import CHANGED, Line, Point, is_ours, longest
 from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.figures import chart
-from moe_routing_bench.quantities import count, digits
+from moe_routing_bench.figures.chart import Chart, Scale
+from moe_routing_bench.quantities import count, digits, significant, us
 from moe_routing_bench.report.platform import address, is_seed
-from moe_routing_bench.report.platform_charts import FORMATS, LABELS, against_others, formats, plain, unusual
+from moe_routing_bench.report.platform_charts import (
+    FORMATS,
+    LABELS,
+    MOST_PANELS,
+    MOST_SERIES,
+    OURS,
+    against_others,
+    formats,
+    plain,
+    tints,
+    unusual,
+)
 from moe_routing_bench.report.row_data import row_id
+from moe_routing_bench.report.script_data import chart_data
 
 
 @dataclass(frozen=True)
@@ -93,6 +110,57 @@ def tally(cells: Sequence[Cell]) -> str:
     if not both:
         return f"{count(len(cells), 'cell')}, none with a time of both ours and another package."
     return f"{count(len(cells), 'cell')}. Against the fastest of other packages, torch included, ours is {', '.join(told)} of {len(both)}{alone}."
+
+
+DAY = 86400.0
+_SPEED = "speed, first time = 1"
+
+
+def over_time(lines: Sequence[Line]) -> dict[str, Any] | None:
+    """The speed of ours and up to five others over the days of their measurements, relative to the first: a panel for the longest history of each bench."""
+    panels = longest(lines, MOST_PANELS)
+    counts = Counter(line.implementation for mine in panels.values() for line in mine if not is_ours(line))
+    order = [name for name, _ in counts.most_common(MOST_SERIES - 1)]
+    begin = min((line.points[0].started for mine in panels.values() for line in mine), default="")
+    records = []
+    for panel, mine in panels.items():
+        own = max(
+            filter(is_ours, mine), key=lambda line: (len(line.points), line.implementation == pairs.AUTO), default=None
+        )
+        for line in mine:
+            if line is own or line.implementation in order:
+                records += [
+                    _then(panel, OURS if line is own else line.implementation, line, one, begin) for one in line.points
+                ]
+    if not records:
+        return None
+    there = [name for name in (OURS, *order) if any(one["series"] == name for one in records)]
+    scales = Scale(f"days since {begin[:10]}"), Scale(_SPEED, "log")
+    one = Chart("lines", *scales, chart.marks(records), tints(there), pd.DataFrame(), reference=1.0, shared=True)
+    return chart_data(one) | {"level": True}
+
+
+def _then(panel: str, series: str, line: Line, point: Point, begin: str) -> dict[str, Any]:
+    first, changed = line.points[0].us, point.verdict in CHANGED
+    seconds = (_moment(point.started) - _moment(begin)).total_seconds()
+    change = f", {significant(point.ratio, 3)}x the speed of the time before ({point.verdict})" if point.verdict else ""
+    return {
+        "panel": panel,
+        "series": series,
+        "x": seconds / DAY,
+        "y": first / point.us,
+        "low": first / point.high,
+        "high": first / point.low,
+        "says": f"{line.implementation}, {us(point.us)}, {point.started[:10]}, commit {point.commit[:7]}{', another card' * point.moved}{change}",
+        "text": f"{significant(point.ratio, 3)}x" if changed and series == OURS else None,
+        "doubt": chart.doubts(point.row),
+    }
+
+
+def _moment(text: str) -> datetime:
+    """A time of a row; without a zone it is UTC."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 SIZES = tuple(name for name in PRESET if AXES[name].kind is int)
