@@ -123,7 +123,7 @@ def site(
             [(one, about[one.folder]) for one, *_ in reports if one.folder in about], out, url or "", platforms
         )
         for platform in platforms:
-            _platform(platform, published, tables, out / platform)
+            _platform(platform, published, tables, out / platform, f"{url.rstrip('/')}/{platform}" if url else "")
             if lead := module.lead([tables[name] for name in published if name.partition(".")[0] == platform], load()):
                 (out / platform / "badge.json").write_text(json.dumps(module.badge(lead)), encoding="utf-8")
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
@@ -137,7 +137,7 @@ def platforms_of(runs: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in runs))
 
 
-def _platform(platform: str, published: Iterable[str], tables: Mapping[str, Any], out: Path) -> None:
+def _platform(platform: str, published: Iterable[str], tables: Mapping[str, Any], out: Path, url: str) -> None:
     """Write the pages of a platform, of its published runs."""
     module = importlib.import_module("moe_routing_bench.report.platform_pages")
     held = {
@@ -147,7 +147,7 @@ def _platform(platform: str, published: Iterable[str], tables: Mapping[str, Any]
     }
     out.mkdir(parents=True, exist_ok=True)
     lines = timelines([name for name in held if paths.measurements(name).is_file()])
-    module.write(platform, held, out, models(), platform in tables, lines, is_whole())
+    module.write(platform, held, out, models(), platform in tables, lines, is_whole(), url)
 
 
 def _table(source: str, name: str) -> Any:

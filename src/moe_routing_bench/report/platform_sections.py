@@ -2,8 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pandas as pd
@@ -23,6 +22,7 @@ from moe_routing_bench.report.platform_charts import (
     MOST_PANELS,
     MOST_SERIES,
     OURS,
+    Drawn,
     against_others,
     formats,
     plain,
@@ -80,7 +80,7 @@ def _section(
         return Section(name, title, f"No published row of {', '.join(benches)} on this platform.")
     drawn = formats(kept) if by_format else against_others([one for one in kept if one.bench == kept_bench(kept)])
     caption = _FORMATS_SAID if by_format else _OTHERS_SAID
-    return Section(name, title, tally(kept), mine, caption, drawn)
+    return Section(name, title, tally(kept), mine, caption, drawn and drawn.data)
 
 
 _OTHERS_SAID = (
@@ -112,10 +112,6 @@ def tally(cells: Sequence[Cell]) -> str:
     return f"{count(len(cells), 'cell')}. Against the fastest of other packages, torch included, ours is {', '.join(told)} of {len(both)}{alone}."
 
 
-DAY = 86400.0
-_SPEED = "speed, first time = 1"
-
-
 def over_time(lines: Sequence[Line]) -> dict[str, Any] | None:
     """The speed of ours and up to five others over the days of their measurements, relative to the first: a panel for the longest history of each bench."""
     panels = longest(lines, MOST_PANELS)
@@ -135,19 +131,19 @@ def over_time(lines: Sequence[Line]) -> dict[str, Any] | None:
     if not records:
         return None
     there = [name for name in (OURS, *order) if any(one["series"] == name for one in records)]
-    scales = Scale(f"days since {begin[:10]}"), Scale(_SPEED, "log")
+    scales = Scale(f"days since {begin[:10]}"), Scale("speed, first time = 1", "log")
     one = Chart("lines", *scales, chart.marks(records), tints(there), pd.DataFrame(), reference=1.0, shared=True)
     return chart_data(one) | {"level": True}
 
 
 def _then(panel: str, series: str, line: Line, point: Point, begin: str) -> dict[str, Any]:
     first, changed = line.points[0].us, point.verdict in CHANGED
-    seconds = (_moment(point.started) - _moment(begin)).total_seconds()
+    since = pd.to_datetime(point.started, utc=True) - pd.to_datetime(begin, utc=True)
     change = f", {significant(point.ratio, 3)}x the speed of the time before ({point.verdict})" if point.verdict else ""
     return {
         "panel": panel,
         "series": series,
-        "x": seconds / DAY,
+        "x": since / pd.Timedelta(days=1),
         "y": first / point.us,
         "low": first / point.high,
         "high": first / point.low,
@@ -155,12 +151,6 @@ def _then(panel: str, series: str, line: Line, point: Point, begin: str) -> dict
         "text": f"{significant(point.ratio, 3)}x" if changed and series == OURS else None,
         "doubt": chart.doubts(point.row),
     }
-
-
-def _moment(text: str) -> datetime:
-    """A time of a row; without a zone it is UTC."""
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 SIZES = tuple(name for name in PRESET if AXES[name].kind is int)
@@ -190,11 +180,27 @@ def model_sections(cells: Sequence[Cell]) -> list[Section]:
     found = []
     for bench, title in _OF_MODEL.items():
         if mine := [cell for cell in cells if cell.bench == bench]:
-            by_format = len({cell.axes.get("weights") for cell in mine}) > 1
-            figure = formats(mine) if by_format else against_others(mine)
-            caption = _FORMATS_SAID if by_format else _OTHERS_SAID
-            found.append(Section(bench, title, tally(mine), caption=caption, chart=figure))
+            figure, caption = _figure(mine)
+            found.append(Section(bench, title, tally(mine), caption=caption, chart=figure and figure.data))
     return found
+
+
+def _figure(cells: Sequence[Cell]) -> tuple[Drawn | None, str]:
+    """The figure of a stage of a model, and its caption."""
+    by_format = len({cell.axes.get("weights") for cell in cells}) > 1
+    return (formats(cells), _FORMATS_SAID) if by_format else (against_others(cells), _OTHERS_SAID)
+
+
+def preview(cells: Sequence[Cell]) -> Chart | None:
+    """The first panel of the figure of a model's first stage with a line, which stands for its page elsewhere; None where all have one number of tokens."""
+    for bench in _OF_MODEL:
+        drawn, _ = _figure([cell for cell in cells if cell.bench == bench])
+        if drawn and drawn.chart.kind == "lines":
+            marks = drawn.chart.marks
+            shown = marks[marks["panel"] == marks["panel"].iloc[0]]
+            tints_ = {name: tint for name, tint in drawn.chart.colors.items() if name in set(shown["series"])}
+            return replace(drawn.chart, marks=shown, colors=tints_)
+    return None
 
 
 def line(cell: Cell) -> list[tuple[str, str]]:
