@@ -5,6 +5,7 @@ MUTANTS ?=
 RUN ?=
 PLATFORM ?= nvidia-h200
 SYSTEM_TORCH ?=
+SITE_URL ?=
 
 # The rules and the tests find the environment's programs by name.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -83,8 +84,8 @@ figures: .venv/.report ## draw figures and report again from published measureme
 	.venv/bin/moe-routing-bench figure --platform $(PLATFORM)
 	.venv/bin/moe-routing-bench report --platform $(PLATFORM)
 
-site: .venv/.report ## build a page per GPU and the reports of all published runs in site/ (4 to 8 minutes)
-	.venv/bin/moe-routing-bench site --rebuild
+site: .venv/.report ## build a page per GPU and the reports of all published runs in site/ (4 to 8 minutes; SITE_URL=address for the feed and previews)
+	.venv/bin/moe-routing-bench site --rebuild $(if $(SITE_URL),--url '$(SITE_URL)')
 
 PICTURES := nvidia-h200.layers/crossover nvidia-h200/bandwidth
 

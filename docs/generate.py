@@ -1,4 +1,4 @@
-"""Write the generated blocks of the documents: `python docs/generate.py`.
+"""Write the generated blocks of the documents, and the file of published rows that a wheel has: `python docs/generate.py`.
 
 A block stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a Markdown page. It holds what `BLOCKS`
 makes of the sources, the configs or the stored rows (`docs/stored_tables.py`, `docs/layer_tables.py`, `docs/seed_tables.py`, `docs/others_tables.py`). A figure in prose that is computed has a comment behind it (`docs/prose_numbers.py`). `tests/recipes/test_docs.py` fails where a page
@@ -7,6 +7,8 @@ differs from what this program would write.
 
 import ast
 import contextlib
+import gzip
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +23,13 @@ import stored_tables
 from prose_numbers import MARK as COMPUTED
 from stored_tables import ROOT, table
 
+from moe_routing_bench.answers import stored
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import presets
 from moe_routing_bench.config.axes import AXES, Axis
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
+from moe_routing_bench.store import project_files
 from moe_routing_bench.store.records import about
 from moe_routing_kernels.routers import zoo
 
@@ -181,6 +185,23 @@ def main(*some: str) -> None:
         if text != page.read_text():
             page.write_text(text)
             print(page.relative_to(ROOT))
+    if not some and write_rows():
+        print(ROWS.relative_to(ROOT))
+
+
+ROWS = ROOT / "results" / project_files.ROWS
+
+
+def write_rows() -> bool:
+    """Write what a wheel has of the published rows, if it is not what the stored rows say; whether it was written."""
+    with contextlib.chdir(ROOT):
+        runs = sorted(name for names in stored.runs().values() for name in names)
+        places = {run: ROWS.parent / run / "measurements.parquet" for run in runs}
+        wanted = stored.packed({run: hashlib.sha256(path.read_bytes()).hexdigest() for run, path in places.items()})
+    if ROWS.is_file() and gzip.decompress(ROWS.read_bytes()) == gzip.decompress(wanted):
+        return False
+    ROWS.write_bytes(wanted)
+    return True
 
 
 if __name__ == "__main__":

@@ -49,7 +49,6 @@ WAYS = (
 )
 MANY = 7  # implementations, from which on a layer has all of them in a table
 TRAINERS = ("sonicmoe",)  # made for training: rows of it say little of what people run to decode
-LABELS = PRODUCTION | {"sonicmoe": "SonicMoE", BASELINE: f"`{BASELINE}`"}
 NO_ROW = "no row"
 
 
@@ -128,29 +127,64 @@ def layers(phase: str) -> str:
             }
         lines.append(line)
     shown = explained(table(sorted(lines, key=lambda line: (line["layer"], int(line["T"])))))
-    return "\n".join([shown, *together(even(rows))])
+    return "\n".join([shown, *together(even(rows))]).rstrip() + f"{_without(failed(phase))}\n"
 
 
-FIRST, OF_FIRST = "qwen3-30b-a3b", (1, 8, 64, 4096, 16384)
-HEADLINE = {
-    "qwen3-next-80b-a3b": (16384,),
-    "olmoe-1b-7b": (16384,),
-    "deepseek-v3": (64, 8192),
-    "gpt-oss-120b": (16384,),
-    "mixtral-8x7b": (8192,),
-}
+FIRST, OF_FIRST = "qwen3-30b-a3b", (1, 64, 4096)
+QUANTISED = ("deepseek-v3", "e4m3_block128", 64)  # the cell of the headline with weights as a model is published
 
 
 def headline() -> str:
-    """The first model by the number of tokens, decoding to prefill, then a line per layer of `HEADLINE`; below each phase what its cells say together."""
+    """Four layers: one model by the number of tokens, and another in the format that it is published in; below them what all layers of a phase say."""
     both = [with_servers(phase) for phase in ("decode", "prefill")]
     rows = pd.concat([phase[phase["cell"].notna()] for phase in both])
-    tables = explained(f"{table(by_tokens(rows))}\n{table(by_layer(rows))}")
-    if NO_ROW in tables:
-        tables += f"\n*{NO_ROW}*: not measured in this layer yet; the speed-up is over the others.\n"
-    decode, prefill = ("".join(together(phase, named=False)).rstrip() for phase in both)
-    without = [_without(failed(phase)) for phase in ("decode", "prefill")]
-    return f"{tables}\n**Prefill.** {prefill}{without[1]}\n\n**Decoding.** {decode}{without[0]} {decoding(FIRST)}"
+    lines = []
+    for tokens in OF_FIRST:
+        cell = _cell(rows, FIRST, tokens)
+        lines.append(_headline(f"{FIRST}, bf16, T={tokens}", cell, chosen(cell), rivals(cell)))
+    model, weights, tokens = QUANTISED
+    (cell,) = [
+        cell
+        for cell in _served(PUBLISHED)
+        if _model(cell) == (model, 1) and tuple(cell.iloc[0][["weights", "tokens"]]) == (weights, tokens)
+    ]
+    lines.append(_headline(f"{model}, fp8 (`{weights}`), T={tokens}", cell, "auto", _served_rivals(cell)))
+    shown = explained(table(lines))
+    means = [f"{name} {_mean(phase)}" for name, phase in zip(("decoding", "prefill"), both, strict=True)]
+    lacking = " ".join(_absent(rows))
+    return f"{shown}\nGeometric mean over the fastest rival of each bf16 layer: {'; '.join(means)}. {lacking}\n"
+
+
+def _headline(layer: str, cell: pd.DataFrame, own: str, others: pd.Series) -> dict[str, str]:
+    """A line of the headline: ours, what serves models as far as it has rows, and the fastest rival."""
+    line = {"layer on one H200, µs": layer, "`ops.layer` (ours)": time(cell, own)}
+    for name in ("vllm_triton", "sglang_triton"):
+        there = [one for one in (name, f"{name}_fp8") if one in cell.index]
+        line[PRODUCTION[name]] = time(cell, there[0]) if there else NO_ROW
+    fastest = str(others.idxmin())
+    line["fastest rival"] = f"{time(cell, fastest)} (`{fastest}`)"
+    return line | {"speed-up": f"{digits(others.min() / cell.at[own, 'median_us'])}x"}
+
+
+def _mean(rows: pd.DataFrame) -> str:
+    """The lead of a phase, with its ends, the number of layers and of those with suspect rows."""
+    cells = _led([cell for _, cell in rows.groupby("cell", sort=False)])
+    ahead = _ahead(cells)
+    if not ahead:
+        return "no layer with a rival that people use"
+    doubted = sum(bool((cell["suspect"] == True).any()) for cell in cells)  # noqa: E712
+    suspect = f", {doubted} of them with suspect rows" * bool(doubted)
+    return f"{digits(stats.gmean(ahead))}x ({digits(min(ahead))}x to {digits(max(ahead))}x in {count(len(cells), 'layer')}{suspect})"
+
+
+def _led(cells: Sequence[pd.DataFrame]) -> list[pd.DataFrame]:
+    """The cells of one phase in a lead: those with another rival than torch, and in decoding than libraries made for training, too."""
+    found = []
+    for cell in cells:
+        names = origins.besides_torch(BENCH, cell["implementation"])
+        if names - set(TRAINERS) if set(cell["phase"]) == {"decode"} else names:
+            found.append(cell)
+    return found
 
 
 def _served(runs: Sequence[str]) -> list[pd.DataFrame]:
@@ -229,7 +263,7 @@ def served_lead() -> str:
         ratios = row_groups.words([f"{digits(ratio)}x" for ratio in _over_rivals(of_model)])
         alone.append(f"{model} in `{weights}`, T={tokens}: {ratios} over {_and(names)}.")
     return (
-        "**More models** ([rows](docs/measurements.md#layers-that-others-published)). Geometric mean over the faster of vLLM's and SGLang's Triton kernels: "
+        "Geometric mean of the speed-up over the faster of vLLM's and SGLang's Triton kernels: "
         f"{'; '.join(said)}. {' '.join(alone)}\n"
     )
 
@@ -255,55 +289,13 @@ def _cell(rows: pd.DataFrame, model: str, tokens: int) -> pd.DataFrame:
     return cell.set_index("implementation", drop=False)
 
 
-def by_tokens(rows: pd.DataFrame) -> list[dict[str, str]]:
-    """A line per implementation of the first model: ours, what serves models as far as it has rows, SonicMoE and the baseline; last the fastest rival."""
-    cells = {tokens: _cell(rows, FIRST, tokens) for tokens in OF_FIRST}
-    heading = f"{FIRST}, bf16, µs"
-    lines = [{heading: "`ops.layer` (ours)"} | {f"T={t}": time(cell, chosen(cell)) for t, cell in cells.items()}]
-    for name, label in LABELS.items():
-        if any(name in cell.index for cell in cells.values()):
-            lines.append({heading: label} | {f"T={tokens}": time(cell, name) for tokens, cell in cells.items()})
-    return [*lines, {heading: "speed-up over the fastest rival"} | {f"T={t}": _lead(cell) for t, cell in cells.items()}]
-
-
-def by_layer(rows: pd.DataFrame) -> list[dict[str, str]]:
-    """A line per layer of `HEADLINE`: ours, what serves models as far as it has rows, the fastest rival and the baseline."""
-    cells = [_cell(rows, model, tokens) for model, several in HEADLINE.items() for tokens in several]
-    production = [name for name in PRODUCTION if any(name in cell.index for cell in cells)]
-    lines = []
-    for cell in cells:
-        fastest = rivals(cell).idxmin()
-        line = {"layer": cell["model"].iloc[0], "T": str(cell["tokens"].iloc[0])}
-        line["`ops.layer`"] = time(cell, chosen(cell))
-        line |= {PRODUCTION[name]: time(cell, name) if name in cell.index else NO_ROW for name in production}
-        line |= {"fastest rival": f"{time(cell, fastest)} (`{fastest}`)", f"`{BASELINE}`": time(cell, BASELINE)}
-        lines.append(line | {"speed-up": _lead(cell).partition(" ")[0]})
-    return lines
-
-
-def _lead(cell: pd.DataFrame) -> str:
-    """How many times as long as ours the fastest rival of a cell takes, and its name; a dash for decoding without a rival that people decode with."""
-    found = rivals(cell)
-    if (cell["phase"] == "decode").all() and not set(PRODUCTION) & set(found.index):
-        return "–"
-    return f"{digits(_over(cell, found.min()))}x (`{found.idxmin()}`)"
-
-
-def decoding(model: str) -> str:
-    """At which share of the bandwidth of reads `auto` reads the weights of a model, in a sentence."""
-    rows = even(measured("decode")).query("model == @model").sort_values("tokens")
-    shares = [share_of_mixed(cell.set_index("implementation").loc[chosen(cell)]) for _, cell in rows.groupby("tokens")]
-    tokens = row_groups.words([str(tokens) for tokens in sorted(rows["tokens"].unique())])
-    return f"With {tokens} tokens of {model}, `ops.layer` reads weights at {row_groups.words([percent(share) for share in shares])} of the bandwidth that reads alone reach.\n"
-
-
 def even(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of cells with even loads."""
     return rows[~(rows["skew"] > 0)]
 
 
-def together(rows: pd.DataFrame, named: bool = True) -> list[str]:
-    """What the cells of one phase say together, with the names of all rivals if `named`; nothing of a single cell.
+def together(rows: pd.DataFrame) -> list[str]:
+    """What the cells of one phase say together, with the names of all rivals; nothing of a single cell.
 
     The lead over the fastest rival is that over cells with another rival than torch, and then with those in which torch runs alone. Cells of
     decoding whose only other rivals are made for training are in no lead.
@@ -312,11 +304,8 @@ def together(rows: pd.DataFrame, named: bool = True) -> list[str]:
     if len(cells) < 2:
         return []
     decoding_only = set(rows["phase"]) == {"decode"}
-    others = [origins.besides_torch(BENCH, cell["implementation"]) for cell in cells]
-    said = [_rivals(others)] * named
-    wide = [
-        cell for cell, names in zip(cells, others, strict=True) if (names - set(TRAINERS) if decoding_only else names)
-    ]
+    said = [_rivals([origins.besides_torch(BENCH, cell["implementation"]) for cell in cells])]
+    wide = _led(cells)
     if wide or not decoding_only:
         kind = "another rival than torch" + " and libraries made for training" * decoding_only
         said.append(_leads(wide or cells, f"that have {kind}" if wide else "in which torch is the only rival"))

@@ -1,5 +1,6 @@
 """The package as pip installs it: a wheel, in an environment of its own, used in an empty folder from `init` to the report."""
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from index import uv
 
 from moe_routing_bench import study
+from moe_routing_bench.answers.ask import ask
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.packages import KERNELS, PACKAGE
@@ -63,19 +65,29 @@ def snakemake(installed: Path, folder: Path, *arguments: str) -> dict[str, int]:
     return count(run(installed, folder, "python", "-m", "snakemake", "--cores", "2", *arguments))
 
 
-def test_the_wheel_has_the_workflow_and_no_results(wheels: list[Path]) -> None:
+def test_the_wheel_has_the_workflow_and_what_answers_read(wheels: list[Path]) -> None:
     wheel, kernels = wheels
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {
         f"{PLACE}/{name}" for name in ("workflow/Snakefile", "workflow/rules/common.smk", "config/h200.yaml")
     } <= names
     folders = {name.removeprefix(f"{PLACE}/").split("/")[0] for name in names if name.startswith(PLACE)}
-    assert folders <= {"config", "profiles", "workflow", "environment.yml", "COMMIT"}
+    assert folders <= {"config", "profiles", "workflow", "environment.yml", "results", "COMMIT"}
+    assert [name for name in names if name.startswith(f"{PLACE}/results/")] == [f"{PLACE}/results/answers.json.gz"]
     assert not [name for name in names if not name.startswith("moe_routing_bench")]
     alone = set(zipfile.ZipFile(kernels).namelist())
     sources = {path.relative_to(KERNELS.parent).as_posix() for path in KERNELS.rglob("*.py")}
     assert sources | {"moe_routing_kernels/py.typed", "moe_routing_kernels/choices/choices.json"} <= alone
     assert not [name for name in alone if not name.startswith("moe_routing_kernels")]
+
+
+def test_an_installed_package_answers_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
+    """From the rows in the wheel, as the checkout does from its own."""
+    asked = ("moe-routing-bench", "ask", "deepseek-v3", "--tokens", "64", "--json")
+    found = json.loads(run(installed, tmp_path, *asked).stdout)
+    assert found["kind"] == "measured" and found["nearest"]["run"].startswith("nvidia-h200")
+    here = ask("deepseek-v3", tokens=64)
+    assert found == json.loads(json.dumps(here))
 
 
 @pytest.mark.timeout(600)  # a minute on two cores that have nothing else to do

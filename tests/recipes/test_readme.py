@@ -22,7 +22,9 @@ COMMANDS = [shlex.split(part, comments=True) for line in LINES for part in line.
 def test_readme_is_short_and_begins_with_a_picture_a_result_and_the_first_command() -> None:
     assert len(README) <= 9000 and "make report" in BLOCKS[0]
     order = [README.index(part) for part in ("\n![", "<!-- generated: headline", BLOCKS[0])]
-    assert order == sorted(order) and order[-1] < 4000
+    assert order == sorted(order) and order[-1] < 3000
+    block = README.partition("<!-- generated: headline -->")[2].partition("<!-- end -->")[0]
+    assert block.count("\n|") - 2 == 4 and len(BLOCKS[0].splitlines()) == 3, "a table of four rows, three commands"
 
 
 @pytest.mark.parametrize("block", BLOCKS)

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from moe_routing_bench.report.document import Dot
-from moe_routing_bench.report.pictures import WIDTH, picture
+from moe_routing_bench.report.page import WIDTH, picture
 
 TWO = [Dot("a", 20, 15, 25), Dot("b", 30, 25, 35, chosen=True, hollow=True)]
 

@@ -120,37 +120,62 @@ def test_a_kernel_of_a_server_that_is_among_the_rows_is_not_said_to_be_absent(
 
 def headlined(tables: ModuleType, monkeypatch: pytest.MonkeyPatch, **more: float) -> str:
     """The headline of layers with these rivals besides torch and SonicMoE."""
-    cells = {"decode": [(tables.FIRST, 1), (tables.FIRST, 8), (tables.FIRST, 64), ("deepseek-v3", 64)]}
-    cells["prefill"] = [(tables.FIRST, 4096), (tables.FIRST, 16384)]
-    cells["prefill"] += [(model, t) for model, several in tables.HEADLINE.items() for t in several if t > 64]
     times = {"cute": 100.0, "sonicmoe": 200.0, "torch_grouped_mm": 400.0} | more
     rows = [
-        row | {"model": model, "tokens": tokens}
-        for phase, found in cells.items()
-        for model, tokens in found
-        for row in cell(f"{model}{tokens}", phase, **times)
+        row | {"model": tables.FIRST, "tokens": tokens}
+        for tokens in tables.OF_FIRST
+        for row in cell(f"T{tokens}", "decode" if tokens <= tables.FEW else "prefill", **times)
     ]
-    monkeypatch.setattr(
-        tables.stored_tables,
-        "stored",
-        lambda name: frame(*(row for row in rows if (row["phase"] == "decode") == ("decode" in name))),
-    )
+    rows += [row | {"model": "other", "tokens": 9} for row in cell("other", "prefill", **times | {"cute": 50.0})]
+    model, weights, tokens = tables.QUANTISED
+    served = cell("fp8", "decode", auto=100.0, vllm_triton_fp8=90.0, sglang_triton_fp8=120.0, dequant=80.0)
+    served = [row | {"model": model, "weights": weights, "tokens": tokens} for row in served]
+
+    def stored(name: str) -> pd.DataFrame:
+        if "published" in name:
+            return frame(*served).head(0 if "published-more" in name else None)
+        return frame(*(row for row in rows if (row["phase"] == "decode") == ("decode" in name)))
+
+    monkeypatch.setattr(tables.stored_tables, "stored", stored)
     return tables.headline()
 
 
-def test_kernels_that_serve_models_are_in_the_headline_once_they_have_rows(
+def test_the_headline_has_four_layers_with_their_rivals(tables: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours, two kernels that serve models, and the fastest rival; the last in the format that the model is published in, where torch is no rival."""
+    found = headlined(tables, monkeypatch, vllm_triton=150.0, sglang_triton=160.0)
+    lines = [[part.strip() for part in line.split("|")[1:-1]] for line in found.splitlines() if line.startswith("|")][
+        2:
+    ]
+    assert [line[1:] for line in lines[:3]] == [["100", "150", "160", "150 (`vllm_triton`)", "1.50x"]] * 3
+    assert lines[3][1:] == ["100", "90.0", "120", "90.0 (`vllm_triton_fp8`)", "0.900x"] and len(lines) == 4
+    assert "decoding 1.50x (1.50x to 1.50x in 2 layers)" in found
+    assert "prefill 2.12x (1.50x to 3.00x in 2 layers)" in found and "No rows yet of FlashInfer" in found
+
+
+def test_without_kernels_that_serve_models_the_headline_says_so(
     tables: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then it says that there are none, and states no lead at decoding."""
-    without = headlined(tables, monkeypatch)
-    assert without.count("No rows yet of vLLM") == 2 and without.count("2.00x (`sonicmoe`)") == 2
-    (lead,) = [line for line in without.splitlines() if line.startswith("| speed-up")]
-    assert lead.split("|")[2:5] == [" – "] * 3
-    found = headlined(tables, monkeypatch, vllm_triton=150.0, sglang_triton=160.0)
-    assert "No rows yet of FlashInfer" in found and found.count("1.50x (`vllm_triton`)") == 5
-    lines = found.splitlines()
-    assert any(line.startswith("| vLLM") and line.count("150") == 5 for line in lines)
-    assert all("150" in line and "160" in line for line in lines if line.startswith("| mixtral"))
+    """A lead of decoding is stated over nothing but what people decode with."""
+    found = headlined(tables, monkeypatch)
+    assert "No rows yet of vLLM" in found and found.count(tables.NO_ROW) == 6
+    assert "decoding no layer with a rival that people use" in found and "prefill 2.83x" in found
+
+
+def test_a_mean_of_the_headline_counts_layers_with_suspect_rows(
+    tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"cute": 100.0, "torch_grouped_mm": 400.0, "sonicmoe": 200.0}
+    cells = [cell("a", doubts={"suspect": True}, **times), cell("b", **times)]
+    shown(tables, monkeypatch, *cells)
+    assert tables._mean(tables.measured("prefill")).endswith("in 2 layers, 1 of them with suspect rows)")
+
+
+def test_what_failed_is_named_below_the_table(tables: ModuleType) -> None:
+    """In the page, where all rivals are; of the stored rows of decoding some have no time."""
+    block = (DOCS / "experts.md").read_text().partition("<!-- generated: decode -->")[2].partition("<!-- end -->")[0]
+    names = tables.failed("decode")["implementation"].unique()
+    assert len(names) and "Left out at" in block
+    assert all(f"`{name}`" in block.partition("Left out at")[2] for name in names)
 
 
 def test_energy_has_the_digits_that_runs_agree_in(tables: ModuleType) -> None:
@@ -239,5 +264,5 @@ def test_a_layer_without_what_serves_models_is_that_of_a_run_with_it(
         "b": {"cute": 50.0, "vllm_triton": 60.0},
         "c": {"cute": 1.0, "sonicmoe": 2.0},
     }
-    said = " ".join(tables.together(found, named=False))
+    said = " ".join(tables.together(found))
     assert "3 layers" in said and "no row of `torch_grouped_mm`" in said

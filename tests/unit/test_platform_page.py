@@ -8,6 +8,7 @@ import shutil
 import time
 
 import pytest
+from PIL import Image
 from test_questions import arguments
 
 from browser import CONTRAST, GOOD, asked, loaded
@@ -234,7 +235,7 @@ def test_quality_and_seeds_are_tabs(folder):
             )
             assert not shown.console()
         assert found["tab"] == tab and found["wide"] and len(found["ids"]) == len(set(found["ids"]))
-        assert found["links"] == ["index.html", "quality.html", "seeds.html", "../index.html"]
+        assert found["links"] == ["index.html", "quality.html", "seeds.html", "history.html", "../index.html"]
         if tab == "Quality":
             assert found["heads"] == ["Quality", "Quality"] and found["drawn"] >= found["charts"] >= 4
         else:
@@ -270,3 +271,21 @@ def test_a_platform_of_named_runs_alone(tmp_path, monkeypatch):
     kinds = {one.name: one for one in platform_sections.sections(cells)}
     assert kinds["routing"].cells and not kinds["layers"].cells and kinds["layers"].chart is None
     assert kinds["ranks"].text.startswith("No published row of")
+
+
+def test_a_model_has_a_picture_for_links(folder, tmp_path):
+    """1200 by 630 pixels of the measured models; a page names it only by a whole address, as previews need one."""
+    with Image.open(folder / "deepseek-v3/preview.png") as shown:
+        assert shown.size == (1200, 630) and len(shown.convert("RGB").getcolors(300)) > 20
+    assert (folder / "deepseek-v3/preview.png").stat().st_size < 100_000
+    assert "og:image" not in (folder / "deepseek-v3/index.html").read_text()
+    assert not (folder / "kimi-k2/preview.png").exists(), "nothing was measured of it"
+    cells = platform_sections.of_model(
+        platform.read(NAME), {name: getattr(models()["deepseek-v3"], name) for name in platform_sections.SIZES}
+    )
+    shared = {"heading": "h", "title": "t: u", "about": "", "tabs": [], "root": "../"}
+    platform_pages._write_model("deepseek-v3", cells, tmp_path / "index.html", shared, [], "https://example.org/a/")
+    named = re.findall('<meta property="og:image" content="([^"]+)">', (tmp_path / "index.html").read_text())
+    assert named == ["https://example.org/a/preview.png"]
+    platform_pages._write_model("deepseek-v3", [], tmp_path / "none/index.html", shared, [], "https://example.org/a/")
+    assert "og:image" not in (tmp_path / "none/index.html").read_text()

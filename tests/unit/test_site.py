@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from rows import rows, some
+from test_feed import check
 
 from moe_routing_bench.cli.published import site
 from moe_routing_bench.comparison.claim_verdicts import Held
@@ -174,9 +175,14 @@ def test_a_missing_report_of_a_published_run_is_built(published, monkeypatch):
     assert (published / "site/nvidia-h200.seed-004/index.html").is_file() and list(page.parent.glob("figures/*.png"))
     first, platform = ((published / "site" / name).read_text() for name in ("index.html", "nvidia-h200/index.html"))
     assert 'href="nvidia-h200/index.html"' in first and 'href="../nvidia-h200.seed-004/index.html"' in platform
+    assert 'href="feed.xml"' in first and 'href="history.html"' in platform
+    links = check(published / "site/feed.xml")
+    assert "nvidia-h200.seed-004/index.html" in links and all((published / "site" / link).is_file() for link in links)
+    assert (published / "site/nvidia-h200/history.html").is_file()
     monkeypatch.chdir(published)
     page.write_text("kept")
-    site(Path("site"))
+    site(Path("site"), url="https://example.org/b/")
+    assert set(check(published / "site/feed.xml")) == {f"https://example.org/b/{link}" for link in links}
     assert page.read_text() == "kept"
     page.write_text("")
     site(Path("site"))

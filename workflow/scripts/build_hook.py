@@ -1,4 +1,4 @@
-"""What a build adds to the package: the workflow and the configs, and the commit, because who installs a wheel has neither."""
+"""What a build adds to the package: the workflow, the configs, what answers read of published rows, and the commit, because who installs a wheel has neither."""
 
 import subprocess
 import tempfile
@@ -10,7 +10,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 FOLDER = "moe_routing_bench/project"  # in a wheel; store/project_files.py finds it there
 FILES = (
     *("config", "profiles", "workflow/profiles", "workflow/report", "workflow/rules", "workflow/template"),
-    *("workflow/Snakefile", "workflow/scripts/slurm.sh", "environment.yml"),
+    *("workflow/Snakefile", "workflow/scripts/slurm.sh", "environment.yml", "results/answers.json.gz"),
 )
 
 

@@ -1,36 +1,31 @@
-"""The rows of all published runs of a platform as cells: only the columns that an answer needs are read."""
+"""The rows of all published runs of a platform as cells: only the columns that an answer needs are read.
+
+They are read from Parquet, or, in a wheel, from one JSON file with what is needed of all runs (`packed`), which needs no Arrow.
+"""
 
 import functools
+import gzip
 import itertools
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import yaml
+from typing import TYPE_CHECKING, Any
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.store import archive, paths, records
-from moe_routing_bench.store.parquet import read_table
-from moe_routing_bench.store.project_files import shipped
+from moe_routing_bench.store import paths
+from moe_routing_bench.store.project_files import ROWS, ROWS_FORM, published_rows, shipped
+from moe_routing_kernels.errors import bad
+
+if TYPE_CHECKING:  # Arrow takes longer to import than an answer, and a wheel's rows need none
+    import pyarrow as pa
 
 Row = Mapping[str, Any]
 NEEDED = (
-    *(
-        "schema_version",
-        "bench",
-        "cell",
-        "implementation",
-        "platform",
-        "status",
-        "reason",
-        "median_us",
-        "ci_low_us",
-        "ci_high_us",
-    ),
+    *("schema_version", "bench", "cell", "implementation", "platform", "status", "reason"),
+    *("median_us", "ci_low_us", "ci_high_us"),
     *("suspect", "suspect_reason", "converged", "cold", "timer", "noise_floor", "graph_node_us", "roofline_us"),
     *("baseline", "verdict", "speedup", "speedup_ci_low", "speedup_ci_high"),
     *("best_other", "best_verdict", "best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"),
@@ -68,16 +63,47 @@ class Cell:
 def folder() -> Path:
     """The folder of published rows: that of the working directory, or else the one that comes with the package."""
     own = paths.results("")
-    return own if any(own.glob("*/measurements.parquet")) else shipped(own)
+    return own if any(own.glob("*/measurements.parquet")) or (own / ROWS).is_file() else shipped(own)
 
 
 def runs() -> dict[str, list[str]]:
     """The names of published runs (those with a manifest), by platform."""
+    kept = _kept(folder())
+    names = [
+        path.parent.name
+        for path in sorted(folder().glob("*/manifest.yaml"))
+        if (path.parent / "measurements.parquet").is_file()
+    ]
     found: dict[str, list[str]] = {}
-    for path in sorted(folder().glob("*/manifest.yaml")):
-        if (path.parent / "measurements.parquet").is_file():
-            found.setdefault(path.parent.name.partition(".")[0], []).append(path.parent.name)
+    for name in names if kept is None else kept:
+        found.setdefault(name.partition(".")[0], []).append(name)
     return found
+
+
+_PAIRS = ("stage_us",)  # columns of pairs, which JSON has as lists
+
+
+def packed(digests: Mapping[str, str]) -> bytes:
+    """The content of a file of rows, of the runs with these digests of their Parquet files: all that answers read of them, by column."""
+    found = {}
+    for run, digest in digests.items():
+        rows = _rows(run, tuple(BENCHES))
+        commits = {row["git_sha"] for row in rows if row["git_sha"]}
+        found[run] = {
+            "parquet": digest,
+            "rows": {name: [row[name] for row in rows] for name in NEEDED},
+            "accuracy": accuracy((run,)),
+            "versions": {commit: version(run, commit) for commit in sorted(commits)},
+            "submitter": submitter(run),
+        }
+    text = json.dumps({"form": ROWS_FORM, "runs": found}, separators=(",", ":"), allow_nan=False)
+    return gzip.compress(text.encode(), mtime=0)
+
+
+def _kept(place: Path) -> Mapping[str, Any] | None:
+    """What such a file in a folder has of each run; None where the folder has Parquet files, or neither."""
+    path = (place / ROWS).absolute()  # what is read is kept, and the working directory may be another later
+    return published_rows(path) if path.is_file() and not any(place.glob("*/measurements.parquet")) else None
 
 
 def cells(names: Iterable[str], benches: Collection[str]) -> list[Cell]:
@@ -87,7 +113,7 @@ def cells(names: Iterable[str], benches: Collection[str]) -> list[Cell]:
 
 def _cells(run: str, benches: tuple[str, ...]) -> list[Cell]:
     found: dict[tuple[str, str, str], Cell] = {}
-    for row in _rows(folder() / run / "measurements.parquet", benches):
+    for row in _rows(run, benches):
         card = row["gpu_uuid"] or f"{_NO_CARD}{row['host']}"
         key = (row["bench"], row["cell"], card)
         if key not in found:
@@ -113,8 +139,26 @@ def _value(row: Row, name: str) -> Any:
     return row[follows] if row[name] is None and follows else row[name]
 
 
+def _rows(run: str, benches: tuple[str, ...]) -> list[Row]:
+    """The rows of some benches of a run. Raises `UserError` for a run that is not there."""
+    if (kept := _kept(folder())) is None:
+        return _from_parquet(folder() / run / "measurements.parquet", benches)
+    if run not in kept:
+        raise bad("run", run, ", ".join(kept))
+    return [row for row in _from_columns((folder() / ROWS).absolute(), run) if row["bench"] in benches]
+
+
 @functools.lru_cache(maxsize=64)
-def _rows(path: Path, benches: tuple[str, ...]) -> list[Row]:
+def _from_columns(path: Path, run: str) -> list[Row]:
+    columns = published_rows(path)[run]["rows"]
+    pairs = {name: [one and [tuple(pair) for pair in one] for one in columns[name]] for name in _PAIRS}
+    return [
+        dict(zip(NEEDED, row, strict=True)) for row in zip(*((columns | pairs)[name] for name in NEEDED), strict=True)
+    ]
+
+
+@functools.lru_cache(maxsize=64)
+def _from_parquet(path: Path, benches: tuple[str, ...]) -> list[Row]:
     # No filter of Arrow: `pyarrow.array` imports pandas, which takes longer than all the rest.
     table = _table(path)
     found: list[Row] = []
@@ -128,32 +172,54 @@ def _rows(path: Path, benches: tuple[str, ...]) -> list[Row]:
 
 
 @functools.lru_cache(maxsize=64)
-def _table(path: Path) -> pa.Table:
+def _table(path: Path) -> "pa.Table":
+    from moe_routing_bench.store import records
+
     return records.verified(path, without=set(records.COLUMNS) - set(NEEDED))
 
 
 def _whole(row: Row) -> Row:
     """A row with all columns that an answer needs, without what is not true of it."""
+    from moe_routing_bench.store import records
+
     withdrawn = {name: None for name, witness in records.WITHDRAWN.items() if row.get(witness) is None}
     return dict.fromkeys(NEEDED) | dict(row) | withdrawn
 
 
-@functools.lru_cache(maxsize=64)
 def accuracy(names: tuple[str, ...]) -> list[Row]:
     """What weight formats lose in the runs of these names: the rows of their accuracy tables that have a result."""
-    files = [folder() / name / "accuracy.parquet" for name in names]
-    tables = [read_table(path).select(_ACCURACY) for path in files if path.is_file()]
-    return [row for table in tables for row in table.to_pylist() if row["status"] == "ok"]
+    if (kept := _kept(folder())) is not None:
+        return [row for name in names for row in kept[name]["accuracy"]]
+    return [row for name in names for row in _accuracy(folder() / name / "accuracy.parquet")]
+
+
+@functools.lru_cache(maxsize=64)
+def _accuracy(path: Path) -> list[Row]:
+    from moe_routing_bench.store.parquet import read_table
+
+    rows = read_table(path).select(_ACCURACY).to_pylist() if path.is_file() else []
+    return [row for row in rows if row["status"] == "ok"]
 
 
 def submitter(run: str) -> str | None:
     """The name under which the rows of a run were submitted; None for rows of this project."""
+    if (kept := _kept(folder())) is not None:
+        return kept[run]["submitter"]
+    from moe_routing_bench.store import archive
+
     return archive.submitter(folder() / run)
 
 
-@functools.cache
 def version(run: str, commit: str) -> str | None:
     """The version of the package at a commit, by the manifest of the run; None where it does not say."""
-    path = folder() / run / "manifest.yaml"
+    if (kept := _kept(folder())) is not None:
+        return kept[run]["versions"].get(commit)
+    return _versions(folder() / run / "manifest.yaml").get(commit)
+
+
+@functools.cache
+def _versions(path: Path) -> Mapping[str, str | None]:
+    import yaml
+
     about = yaml.safe_load(path.read_text(encoding="utf-8"))["tables"]["measurements"]
-    return next((group["version"] for group in about["measured"] if group["commit"] == commit), None)
+    return {group["commit"]: group["version"] for group in reversed(about["measured"])}

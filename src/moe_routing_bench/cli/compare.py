@@ -4,17 +4,20 @@ import importlib
 import io
 import re
 import subprocess
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
+from moe_routing_bench.answers import stored
+from moe_routing_bench.answers.question import PLATFORM
 from moe_routing_bench.cli import options
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.quantities import count, counts
 from moe_routing_bench.store import paths, records
-from moe_routing_kernels.errors import bad, one_line
+from moe_routing_kernels.errors import bad, one_line, pick
 
 _PERCENT = re.compile(r"([0-9]{1,9}(?:\.[0-9]+)?) *%?")
 _RUN = "a Parquet file, a folder of results/ such as nvidia-h200, or COMMIT:FOLDER"
@@ -63,18 +66,31 @@ def compare(
 
 def history(
     runs: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
-            metavar="RUN", help=f"Runs of one platform, oldest first, the last of which is judged. Each is {_RUN}"
+            metavar="RUN",
+            help=f"Runs of one platform, oldest first, the last of which is judged; each is {_RUN} [default: published runs, with the versions that git keeps]",
+            show_default=False,
         ),
-    ],
-    html: Annotated[Path, typer.Option(help="The page to write; the report links compare-*.html in its folder")],
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="The page of RUNs to write; the report links compare-*.html in its folder")
+    ] = None,
     across: Annotated[bool, typer.Option("--across", help="Take runs of different devices all the same")] = False,
+    platform: Annotated[str, typer.Option(help="Device whose published runs are read, without RUN")] = PLATFORM,
+    most: Annotated[int, typer.Option(metavar="<int>", help="Most steps to print, without RUN", min=0)] = 20,
     force: options.Force = False,
 ) -> None:
-    """Show the rows of a run over earlier runs: their times then, and how much faster they are now, beyond noise and drift."""
+    """Show the rows of a run over earlier runs, on a page: their times then, and how much faster they are now, beyond noise and drift. Without RUN: print the latest steps of published rows, as the history of a site has them."""
+    if not runs:
+        if html or across:
+            raise bad("runs", "none", "two or more, for --html and --across")
+        _print_steps(platform, most)
+        return
     if len(runs) < 2 or len(set(runs)) < len(runs):
         raise bad("runs", ", ".join(runs), "two or more, each once")
+    if html is None:
+        raise bad("--html", "nothing", "a page to write")
     options.check_file("--html", html, force)
     *earlier, last = runs
     rows = importlib.import_module("moe_routing_bench.comparison.runs").history(
@@ -82,6 +98,49 @@ def history(
     )
     importlib.import_module("moe_routing_bench.report.run_pages").write_history(rows, earlier, last, html)
     print(f"wrote {html}: {len(rows)} rows of {last} that an earlier run timed, too")
+
+
+def _print_steps(platform: str, most: int) -> None:
+    """The latest steps of a platform's published rows, as the site has them."""
+    published = stored.runs()
+    names = published[pick("--platform", platform, published)]
+    timeline = importlib.import_module("moe_routing_bench.comparison.timeline")
+    lines = timelines(names)
+    found = timeline.steps(lines)
+    shown = Table(*timeline.STEPS, box=None)
+    for one in found[:most]:
+        shown.add_row(*timeline.step(one))
+    show(shown)
+    for text in timeline.told(lines, found, is_whole()):
+        print(text)
+
+
+def timelines(names: Iterable[str]) -> list[Any]:
+    """What was measured more than once in these runs of one platform, as their folders have them and as earlier commits do."""
+    timeline = importlib.import_module("moe_routing_bench.comparison.timeline")
+    states = [(name, _read(state, timeline.COLUMNS)) for name in names for state in [*_earlier(name), name]]
+    return timeline.lines(states)
+
+
+def is_whole() -> bool:
+    """Whether the working directory is in a repository with all of its history."""
+    return _git("rev-parse", "--is-shallow-repository") == "false"
+
+
+def _earlier(run: str) -> list[str]:
+    """The states of a run that git keeps, oldest first, as COMMIT:FOLDER; none outside a repository."""
+    path = paths.measurements(run)
+    found = _git("log", "--reverse", "--diff-filter=AM", "--format=%H", "--", str(path)) if path.is_file() else None
+    return [f"{commit}:{run}" for commit in (found or "").split()]
+
+
+def _git(*words: str) -> str | None:
+    """What git prints in the working directory; None without git, outside a repository and after an error."""
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, check=False, encoding="utf-8")
+    except OSError:
+        return None
+    return None if done.returncode else done.stdout.strip()
 
 
 def _share(text: str) -> float:
@@ -94,7 +153,10 @@ def _share(text: str) -> float:
 
 def _table(name: str) -> Any:
     """The rows of a run, with what a comparison reads of them."""
-    columns = importlib.import_module("moe_routing_bench.comparison.runs").COLUMNS
+    return _read(name, importlib.import_module("moe_routing_bench.comparison.runs").COLUMNS)
+
+
+def _read(name: str, columns: Sequence[str]) -> Any:
     commit, colon, folder = name.partition(":")
     if colon:
         source: Any = io.BytesIO(_at(commit, folder))

@@ -2,6 +2,8 @@
 
 import contextlib
 import importlib
+import json
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +14,7 @@ import typer
 from rich.table import Table
 
 from moe_routing_bench.cli import options
+from moe_routing_bench.cli.compare import is_whole, timelines
 from moe_routing_bench.cli.options import Platform, Run
 from moe_routing_bench.cli.printing import quoted, show
 from moe_routing_bench.cli.report import build, held_claims, profiles, rows_of
@@ -22,6 +25,7 @@ from moe_routing_bench.store import archive, contradictions, parquet, paths, pla
 from moe_routing_bench.store import manifest as manifests
 from moe_routing_bench.store.parquet import read_table
 from moe_routing_bench.study import models, platform_of
+from moe_routing_kernels.choices import load
 from moe_routing_kernels.errors import bad, one_line, writing
 
 _TRAINED = {"quality": code.training_files, "perft": code.adaptation_files}
@@ -78,6 +82,7 @@ def _changed(run: str, table: str) -> str:
 
 
 _REPORTS = Path("reports")
+_URL = re.compile(r"https?://[^\s/?#]+[^\s?#]*")
 _TITLE = "<title>moe-routing-bench: reports</title>"  # of the first page
 
 
@@ -88,12 +93,16 @@ def site(
     rebuild: Annotated[
         bool, typer.Option("--rebuild", help="Build the reports of published runs again, also those that are there")
     ] = False,
+    url: Annotated[
+        str | None, typer.Option(help="Address at which the folder will be served, for its feed and preview images")
+    ] = None,
     force: options.Force = False,
 ) -> None:
     """Build the missing reports of published runs, and gather the reports of all platforms and runs, with figures, rows and comparisons of GPUs, in one folder with a first page, to be served or opened as files."""
+    if url is not None and not _URL.fullmatch(url):
+        raise bad("--url", url, "an address such as https://example.org/bench")
     published = runs()
-    for name in published:
-        manifests.read(name)
+    about = {name: manifests.read(name) for name in published}
     built = [folder.name for folder in _REPORTS.glob("*") if not _missing(folder.name)]
     folders = [_REPORTS / name for name in sorted({*built, *published})]
     if not folders:
@@ -102,7 +111,7 @@ def site(
     versus = importlib.import_module("moe_routing_bench.report.run_pages")
     tables = {folder.name: rows_of("measurements", folder.name) for folder in folders}
     pairs, platforms = versus.pairs(tables), platforms_of(published)
-    _check(out, ["index.html", *(module.between(pair) for pair in pairs), *tables, *platforms], force)
+    _check(out, ["index.html", "feed.xml", *(module.between(pair) for pair in pairs), *tables, *platforms], force)
     _build([name for name in published if rebuild or _missing(name)])
     with writing(out):
         for pair in pairs:
@@ -110,10 +119,16 @@ def site(
         claims = {name: held_claims(name, table) for name, table in tables.items()}
         reports = [_report(module, folder, tables[folder.name]) for folder in folders]
         module.write(reports, out, pairs, claims, models(), platforms)
+        module.write_feed(
+            [(one, about[one.folder]) for one, *_ in reports if one.folder in about], out, url or "", platforms
+        )
         for platform in platforms:
-            _platform(platform, published, tables, out / platform)
+            _platform(platform, published, tables, out / platform, f"{url.rstrip('/')}/{platform}" if url else "")
+            if lead := module.lead([tables[name] for name in published if name.partition(".")[0] == platform], load()):
+                (out / platform / "badge.json").write_text(json.dumps(module.badge(lead)), encoding="utf-8")
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(
-        f"wrote {out / 'index.html'}, which leads to {len(folders)} reports, {len(platforms)} pages of platforms and {len(pairs)} comparisons of platforms"
+        f"wrote {out / 'index.html'}, which leads to {len(folders)} reports, {len(platforms)} pages of platforms and {len(pairs)} comparisons of platforms; {size / 1e6:.0f} MB in all"
     )
 
 
@@ -122,7 +137,7 @@ def platforms_of(runs: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(name.partition(".")[0] for name in runs))
 
 
-def _platform(platform: str, published: Iterable[str], tables: Mapping[str, Any], out: Path) -> None:
+def _platform(platform: str, published: Iterable[str], tables: Mapping[str, Any], out: Path, url: str) -> None:
     """Write the pages of a platform, of its published runs."""
     module = importlib.import_module("moe_routing_bench.report.platform_pages")
     held = {
@@ -131,7 +146,8 @@ def _platform(platform: str, published: Iterable[str], tables: Mapping[str, Any]
         if name.partition(".")[0] == platform
     }
     out.mkdir(parents=True, exist_ok=True)
-    module.write(platform, held, out, models(), former=platform in tables)
+    lines = timelines([name for name in held if paths.measurements(name).is_file()])
+    module.write(platform, held, out, models(), platform in tables, lines, is_whole(), url)
 
 
 def _table(source: str, name: str) -> Any:

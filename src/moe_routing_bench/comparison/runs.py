@@ -20,29 +20,12 @@ from moe_routing_kernels.errors import bad
 
 UNKNOWN_FLOOR = 0.02  # of |ln ratio|: assumed for a run without twins
 KEYS = ["bench", "implementation", *AXES]
+_MARKED = ("gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version")
 COLUMNS = (
     *KEYS,
-    "cell",
-    "status",
-    "reason",
-    "median_us",
-    "block_medians_us",
-    "block_turns",
-    "turns",
-    "flops",
-    "copy_gb_per_s",
-    "peak_tflops",
-    "twin_speedup",
-    "gpu_name",
-    "cpu_model",
-    "gpu_uuid",
-    "driver",
-    "torch_version",
-    "cuda_version",
-    "triton_version",
-    "cutlass_dsl_version",
+    *("cell", "status", "reason", "median_us", "block_medians_us", "block_turns", "turns", "flops", "copy_gb_per_s"),
+    *("peak_tflops", "twin_speedup", "gpu_name", "cpu_model", *_MARKED),
 )
-_MARKED = ("gpu_uuid", "driver", "torch_version", "cuda_version", "triton_version", "cutlass_dsl_version")
 LOST, GAINED, ONLY_BEFORE, ONLY_AFTER = "no longer ok", "ok now", "only before", "only after"
 
 
@@ -86,7 +69,7 @@ def compare(before: pd.DataFrame, after: pd.DataFrame, across: bool = False) -> 
     if kinds and not across:
         raise bad("runs", "; ".join(kinds), "runs of one kind of device", "--across compares them all the same")
     marks = kinds + [text for name in _MARKED if (text := _difference(before, after, name))]
-    sides = [_keyed(one) for one in (before, after)]
+    sides = [keyed(one) for one in (before, after)]
     both = sides[0].add_suffix("_before").join(sides[1].add_suffix("_after"), how="outer")
     if not sides[0].index.intersection(sides[1].index).size:
         raise bad("runs", "no cell and implementation in common", "at least one")
@@ -103,7 +86,7 @@ def _difference(before: pd.DataFrame, after: pd.DataFrame, column: str) -> str:
     return f"{column}: {', '.join(known[0])} before, {', '.join(known[1])} after"
 
 
-def _keyed(rows: pd.DataFrame) -> pd.DataFrame:
+def keyed(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows by bench, implementation and axes as texts, which a missing value is too, with their noise floors."""
     rows = _with_newer_axes(rows)
     floors = verdicts.floors(rows).fillna(UNKNOWN_FLOOR)
@@ -142,6 +125,11 @@ def _row(one: dict, drifts: bool) -> dict[str, object]:
         return found | (
             {"verdict": LOST, "reason": reason} if ok["before"] else {"verdict": GAINED} if ok["after"] else {}
         )
+    return found | ratio(one, drifts)
+
+
+def ratio(one: dict, drifts: bool) -> dict[str, object]:
+    """Ratio, interval, p and floor of a pair of rows that both have a time."""
     blocks = {side: _blocks(one, side) for side in ("before", "after")}
     turns = {
         side: turns_of(
@@ -149,9 +137,9 @@ def _row(one: dict, drifts: bool) -> dict[str, object]:
         )
         for side, found in blocks.items()
     }
-    ratio = unpaired_ratio(blocks["before"], blocks["after"], (turns["before"], turns["after"]))
+    numbers = unpaired_ratio(blocks["before"], blocks["after"], (turns["before"], turns["after"]))
     floor = max(one["floor_before"], one["floor_after"], _drift(one) if drifts else 0.0)
-    found |= dict(zip(("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p"), ratio, strict=True)) | {"floor": floor}
+    found = dict(zip(("ratio", "ratio_ci_low", "ratio_ci_high", "ratio_p", "floor"), (*numbers, floor), strict=True))
     if len(blocks["before"]) > 1 and np.array_equal(blocks["before"], blocks["after"]):  # a row is the same as itself
         found |= {"verdict": verdicts.SAME, "repeated": True}
     return found

@@ -121,6 +121,26 @@ def save(figure: Figure, svg: Path, png: Path) -> None:
     """Write both formats, which have one layout; equal numbers give equal files."""
     figure.savefig(svg, format="svg", metadata={"Date": None})
     figure.set_layout_engine("none")  # it is found by drawing all texts, which takes half of the time
+    _save_png(figure, png)
+
+
+_PREVIEW = (8.0, 4.2)  # inches: 1200 by 630 pixels, which is what pages of others show of a link
+
+
+def preview(chart: Chart, title: str, png: Path) -> None:
+    """Write a picture of a chart of one panel, small enough to be shown next to a link."""
+    figure, (axes,) = canvas(1, 1, *_PREVIEW)
+    panel(axes, chart, chart.marks)
+    figure.suptitle(title, fontweight="bold", fontsize=13)
+    axes.set_title(str(chart.marks["panel"].iloc[0]), fontsize=9, loc="left")
+    figure.legend(handles=_handles(chart), loc="outside right center", fontsize=9, frameon=False)
+    sns.despine(figure)
+    if notes := legend_of_doubts(chart):
+        figure.supxlabel(notes, fontsize=8, color="0.35")
+    _save_png(figure, png)
+
+
+def _save_png(figure: Figure, png: Path) -> None:
     figure.set_dpi(_DOTS)
     pixels = FigureCanvasAgg(figure)
     pixels.draw()  # once, where `savefig` draws twice

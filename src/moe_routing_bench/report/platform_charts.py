@@ -6,6 +6,7 @@ line per format of weights, and the fastest other.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
@@ -24,6 +25,21 @@ MOST_SERIES, MOST_PANELS = 6, 6
 OURS, OTHER = "ours", "fastest other"
 LABELS = ("tokens", "phase", "model")  # axes that cells of one panel may differ in
 FORMATS = ("weights", "packed")
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure, and the addresses of the rows that its marks are of."""
+
+    chart: Chart
+    rows: list[str]
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What the page's scripts draw it from."""
+        data = chart_data(self.chart)
+        data["marks"]["row"] = packed(self.rows)
+        return data | {"level": self.chart.kind == "lines"}
 
 
 def plain(cell: Cell) -> bool:
@@ -72,7 +88,7 @@ def unusual(cell: Cell, but: Sequence[str]) -> list[str]:
     return found
 
 
-def against_others(cells: Sequence[Cell]) -> dict[str, Any] | None:
+def against_others(cells: Sequence[Cell]) -> Drawn | None:
     """Ours and up to five others over tokens, in a panel per set of sizes."""
     groups = _groups(cells, LABELS)
     shown = [cell for group in groups.values() for cell in group]
@@ -94,7 +110,7 @@ def against_others(cells: Sequence[Cell]) -> dict[str, Any] | None:
     return drawn(records, [OURS, *order])
 
 
-def formats(cells: Sequence[Cell]) -> dict[str, Any] | None:
+def formats(cells: Sequence[Cell]) -> Drawn | None:
     """The fastest of ours with each format of weights over tokens, in a panel per set of sizes, and the fastest other."""
     groups = _groups([cell for cell in cells if "weights" in cell.axes], (*LABELS, *FORMATS), several=True)
     counts = Counter(cell.axes["weights"] for group in groups.values() for cell in group if pairs.own(cell))
@@ -136,8 +152,8 @@ def _mark(panel: str, series: str, cell: Cell, row: Row) -> dict[str, Any]:
     }
 
 
-def drawn(records: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[str, Any] | None:
-    """A figure of such marks as the page draws it, with equal scales in all panels; None without marks."""
+def drawn(records: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Drawn | None:
+    """A figure of such marks, with equal scales in all panels; None without marks."""
     if not records:
         return None
     there = [name for name in order if any(one["series"] == name for one in records)]
@@ -152,9 +168,7 @@ def drawn(records: Sequence[Mapping[str, Any]], order: Sequence[str]) -> dict[st
     kind = "dots" if scales[1].kind == "names" else "lines"
     marks = chart.marks(list(map(dict, records)))
     one = Chart(kind, *scales, marks, tints(there), pd.DataFrame(), shared=True)
-    data = chart_data(one)
-    data["marks"]["row"] = packed([record["row"] for record in records])
-    return data | {"level": kind == "lines"}
+    return Drawn(one, [record["row"] for record in records])
 
 
 def tints(series: Sequence[str]) -> dict[str, str]:

@@ -10,8 +10,9 @@ import pandas as pd
 from moe_routing_bench.answers import nearest, said, stored
 from moe_routing_bench.answers.ask import MEASURED, ask
 from moe_routing_bench.answers.stored import Cell
-from moe_routing_bench.comparison import origins
-from moe_routing_bench.figures import FIGURES, footer, palette
+from moe_routing_bench.comparison import origins, timeline
+from moe_routing_bench.comparison.timeline import Line
+from moe_routing_bench.figures import FIGURES, footer, palette, paper
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report import page, platform, platform_charts, platform_sections, render, words
 from moe_routing_bench.report.seeds.section import section
@@ -27,10 +28,20 @@ class Tables:
     profiles: Sequence[Mapping[str, Any]] = ()
 
 
-def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[str, Any], former: bool = False) -> None:
+def write(
+    name: str,
+    tables: Mapping[str, Tables],
+    out: Path,
+    models: Mapping[str, Any],
+    former: bool = False,
+    lines: Sequence[Line] = (),
+    whole: bool = False,
+    url: str = "",
+) -> None:
     """Write the pages of a platform's published runs to the folder `out`.
 
-    `tables` are those of its runs, `models` the presets by name. `former`: the report of a run without a name was copied to this folder; it
+    `tables` are those of its runs, `models` the presets by name, `lines` what was measured more than once in them and in their earlier versions, which are `whole` where all were there to read,
+    `url` the address at which the folder will be served. `former`: the report of a run without a name was copied to this folder; it
     moves to `platform.FORMER`, and the page leads addresses of its rows there.
     """
     cells = platform.read(name)
@@ -40,6 +51,7 @@ def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[st
         {"Speed": "index.html"}
         | ({"Quality": "quality.html"} if qualities else {})
         | ({"Seeds": "seeds.html"} if seeds else {})
+        | {"History": "history.html"}
     )
     first = next(iter(tables.values())).rows
     card = footer.distinct(first[origins.column(first)])
@@ -81,8 +93,29 @@ def write(name: str, tables: Mapping[str, Tables], out: Path, models: Mapping[st
         page.write_platform(out / "quality.html", "Quality", {"charts": drawn}, **shared, qualities=qualities)
     if seeds:
         page.write_platform(out / "seeds.html", "Seeds", {}, **shared, seeds=seeds)
+    _write_history(lines, whole, out / "history.html", shared)
     for model, mine in known.items():
-        _write_model(model, mine, out / model / "index.html", shared, answers(model, name))
+        there = f"{url.rstrip('/')}/{model}/" if url else ""
+        _write_model(model, mine, out / model / "index.html", shared, answers(model, name), there)
+
+
+def _write_history(lines: Sequence[Line], whole: bool, out: Path, shared: Mapping[str, Any]) -> None:
+    found, drawn = timeline.steps(lines), platform_sections.over_time(lines)
+    about, cards = timeline.told(lines, found, whole)
+    most = timeline.MOST_STEPS
+    listed = f"The {most} latest of {len(found)}." if len(found) > most else f"All {len(found)}, the latest first."
+    page.write_platform(
+        out,
+        "History",
+        {"charts": {"history": drawn}} if drawn else {},
+        **shared | {"about": about},
+        chart=drawn and {"name": "history", "caption": "Speed relative to the first measurement, over days."},
+        cards=cards,
+        shown=listed,
+        steps=[timeline.step(one) for one in found[:most]],
+        columns=timeline.STEPS,
+        numbers=timeline.NUMBERS,
+    )
 
 
 def _models(cells: Sequence[Cell], models: Mapping[str, Any]) -> dict[str, list[Cell]]:
@@ -110,8 +143,14 @@ def answers(model: str, name: str) -> list[tuple[int, list[str]]]:
 
 
 def _write_model(
-    model: str, cells: Sequence[Cell], out: Path, shared: Mapping[str, Any], found: Sequence[tuple[int, list[str]]]
+    model: str,
+    cells: Sequence[Cell],
+    out: Path,
+    shared: Mapping[str, Any],
+    found: Sequence[tuple[int, list[str]]],
+    url: str,
 ) -> None:
+    """`url` is the address of the page's folder: a preview image has to have a whole one, so that without it the page names none."""
     parts = platform_sections.model_sections(cells)
     here = shared | {
         "heading": f"{model}: {shared['heading']}",
@@ -126,7 +165,14 @@ def _write_model(
     lines = list(map(platform_sections.line, cells))
     data = {"charts": charts} if charts else {}
     columns = platform_sections.COLUMNS
-    page.write_platform(out, model, data, **here, answers=found, sections=parts, columns=columns, lines=lines)
+    image = ""
+    if shown := platform_sections.preview(cells):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        paper.preview(shown, here["heading"], out.with_name("preview.png"))
+        image = f"{url}preview.png" if url else ""
+    page.write_platform(
+        out, model, data, **here, image=image, answers=found, sections=parts, columns=columns, lines=lines
+    )
 
 
 def _run(run: str, tables: Tables, cells: Sequence[Cell]) -> dict[str, str]:

@@ -2,18 +2,35 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+import pandas as pd
 
 from moe_routing_bench.answers import pairs
 from moe_routing_bench.answers.stored import Cell, Row
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison.timeline import CHANGED, Line, Point, is_ours, longest
 from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.figures import chart
-from moe_routing_bench.quantities import count, digits
+from moe_routing_bench.figures.chart import Chart, Scale
+from moe_routing_bench.quantities import count, digits, significant, us
 from moe_routing_bench.report.platform import address, is_seed
-from moe_routing_bench.report.platform_charts import FORMATS, LABELS, against_others, formats, plain, unusual
+from moe_routing_bench.report.platform_charts import (
+    FORMATS,
+    LABELS,
+    MOST_PANELS,
+    MOST_SERIES,
+    OURS,
+    Drawn,
+    against_others,
+    formats,
+    plain,
+    tints,
+    unusual,
+)
 from moe_routing_bench.report.row_data import row_id
+from moe_routing_bench.report.script_data import chart_data
 
 
 @dataclass(frozen=True)
@@ -63,7 +80,7 @@ def _section(
         return Section(name, title, f"No published row of {', '.join(benches)} on this platform.")
     drawn = formats(kept) if by_format else against_others([one for one in kept if one.bench == kept_bench(kept)])
     caption = _FORMATS_SAID if by_format else _OTHERS_SAID
-    return Section(name, title, tally(kept), mine, caption, drawn)
+    return Section(name, title, tally(kept), mine, caption, drawn and drawn.data)
 
 
 _OTHERS_SAID = (
@@ -95,6 +112,47 @@ def tally(cells: Sequence[Cell]) -> str:
     return f"{count(len(cells), 'cell')}. Against the fastest of other packages, torch included, ours is {', '.join(told)} of {len(both)}{alone}."
 
 
+def over_time(lines: Sequence[Line]) -> dict[str, Any] | None:
+    """The speed of ours and up to five others over the days of their measurements, relative to the first: a panel for the longest history of each bench."""
+    panels = longest(lines, MOST_PANELS)
+    counts = Counter(line.implementation for mine in panels.values() for line in mine if not is_ours(line))
+    order = [name for name, _ in counts.most_common(MOST_SERIES - 1)]
+    begin = min((line.points[0].started for mine in panels.values() for line in mine), default="")
+    records = []
+    for panel, mine in panels.items():
+        own = max(
+            filter(is_ours, mine), key=lambda line: (len(line.points), line.implementation == pairs.AUTO), default=None
+        )
+        for line in mine:
+            if line is own or line.implementation in order:
+                records += [
+                    _then(panel, OURS if line is own else line.implementation, line, one, begin) for one in line.points
+                ]
+    if not records:
+        return None
+    there = [name for name in (OURS, *order) if any(one["series"] == name for one in records)]
+    scales = Scale(f"days since {begin[:10]}"), Scale("speed, first time = 1", "log")
+    one = Chart("lines", *scales, chart.marks(records), tints(there), pd.DataFrame(), reference=1.0, shared=True)
+    return chart_data(one) | {"level": True}
+
+
+def _then(panel: str, series: str, line: Line, point: Point, begin: str) -> dict[str, Any]:
+    first, changed = line.points[0].us, point.verdict in CHANGED
+    since = pd.to_datetime(point.started, utc=True) - pd.to_datetime(begin, utc=True)
+    change = f", {significant(point.ratio, 3)}x the speed of the time before ({point.verdict})" if point.verdict else ""
+    return {
+        "panel": panel,
+        "series": series,
+        "x": since / pd.Timedelta(days=1),
+        "y": first / point.us,
+        "low": first / point.high,
+        "high": first / point.low,
+        "says": f"{line.implementation}, {us(point.us)}, {point.started[:10]}, commit {point.commit[:7]}{', another card' * point.moved}{change}",
+        "text": f"{significant(point.ratio, 3)}x" if changed and series == OURS else None,
+        "doubt": chart.doubts(point.row),
+    }
+
+
 SIZES = tuple(name for name in PRESET if AXES[name].kind is int)
 COLUMNS = ("stage", "T", "phase", "formats", "also", "ours, µs", "fastest other, µs", "ours is", "run")
 _OF_MODEL = {
@@ -122,11 +180,27 @@ def model_sections(cells: Sequence[Cell]) -> list[Section]:
     found = []
     for bench, title in _OF_MODEL.items():
         if mine := [cell for cell in cells if cell.bench == bench]:
-            by_format = len({cell.axes.get("weights") for cell in mine}) > 1
-            figure = formats(mine) if by_format else against_others(mine)
-            caption = _FORMATS_SAID if by_format else _OTHERS_SAID
-            found.append(Section(bench, title, tally(mine), caption=caption, chart=figure))
+            figure, caption = _figure(mine)
+            found.append(Section(bench, title, tally(mine), caption=caption, chart=figure and figure.data))
     return found
+
+
+def _figure(cells: Sequence[Cell]) -> tuple[Drawn | None, str]:
+    """The figure of a stage of a model, and its caption."""
+    by_format = len({cell.axes.get("weights") for cell in cells}) > 1
+    return (formats(cells), _FORMATS_SAID) if by_format else (against_others(cells), _OTHERS_SAID)
+
+
+def preview(cells: Sequence[Cell]) -> Chart | None:
+    """The first panel of the figure of a model's first stage with a line, which stands for its page elsewhere; None where all have one number of tokens."""
+    for bench in _OF_MODEL:
+        drawn, _ = _figure([cell for cell in cells if cell.bench == bench])
+        if drawn and drawn.chart.kind == "lines":
+            marks = drawn.chart.marks
+            shown = marks[marks["panel"] == marks["panel"].iloc[0]]
+            tints_ = {name: tint for name, tint in drawn.chart.colors.items() if name in set(shown["series"])}
+            return replace(drawn.chart, marks=shown, colors=tints_)
+    return None
 
 
 def line(cell: Cell) -> list[tuple[str, str]]:

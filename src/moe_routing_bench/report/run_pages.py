@@ -12,7 +12,6 @@ from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count, times, us
 from moe_routing_bench.report import page
 from moe_routing_bench.report.document import Dot
-from moe_routing_bench.report.pictures import picture
 from moe_routing_bench.report.row_data import row_id
 
 CEILINGS = ("copy_gb_per_s", "read_gb_per_s", "write_gb_per_s", "peak_tflops", "launch_us", "graph_node_us")
@@ -143,7 +142,7 @@ def _picture(best: pd.DataFrame, bench: str, name: str) -> str:
     """The ratios of a bench's cells, largest first; empty of fewer than two."""
     mine = best[best["bench"] == bench].sort_values("ratio", ascending=False)
     dots = [Dot(row["label"], row["ratio"], row["low"], row["high"]) for _, row in mine.iterrows()]
-    return picture(dots, f"times as fast on {name}", "x", 1.0)
+    return page.picture(dots, f"times as fast on {name}", "x", 1.0)
 
 
 _LATER = {SAME: 1, UNDECIDED: 1, ONLY_BEFORE: 2, ONLY_AFTER: 2}
@@ -198,4 +197,4 @@ def _past(one: History) -> str:
         )
         for then in one.then
     ]
-    return picture(dots, "times as fast now", "x", 1.0)
+    return page.picture(dots, "times as fast now", "x", 1.0)

@@ -1,15 +1,21 @@
 """The project's files: those that come with the package, the checkout's or a wheel's copies, and the sources that results depend on."""
 
 import functools
+import gzip
+import io
 import json
 import os
 import re
 import shlex
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from moe_routing_bench.packages import COMMIT, PACKAGE, closure
+from moe_routing_kernels import guarded
 from moe_routing_kernels.closure import file_hashes
+from moe_routing_kernels.errors import bad
 
 _IN_WHEEL = PACKAGE / "project"  # where pyproject.toml has a wheel put them
 _NAME = "moe-routing-bench"
@@ -28,6 +34,27 @@ def shipped(name: str | Path) -> Path:
 def own_or_shipped(path: Path) -> Path:
     """`path`, where the working directory has such a file; otherwise the one that comes with the package."""
     return path if path.is_file() else shipped(path)
+
+
+ROWS, ROWS_FORM = "answers.json.gz", 1  # what a wheel has of published rows, in its results folder
+
+
+@functools.lru_cache(maxsize=4)
+def published_rows(path: Path) -> Mapping[str, Any]:
+    """What a file of rows (`answers.stored.packed`) has of each run. Raises `UserError` for one that is damaged, too large or of another form."""
+    try:
+        with gzip.open(io.BytesIO(guarded.content(path))) as file:
+            text = file.read(guarded.MOST_CSV + 1)
+        guarded.check_amount(len(text), guarded.MOST_CSV, "bytes")
+        content = json.loads(text)
+        form, found = content["form"], content["runs"]
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
+        raise bad(
+            "published rows", str(path), "a file of rows of this package", f"install it again ({error})"
+        ) from error
+    if form != ROWS_FORM:
+        raise bad(f"form of {path}", form, f"{ROWS_FORM}", "it is of another version of the package")
+    return found
 
 
 def to_install(advice: str) -> str:

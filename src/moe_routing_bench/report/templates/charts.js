@@ -59,8 +59,9 @@ function panelOf(chart, marks, room, looks, view) {
   const bars = [Plot.link(known(...sideways), {x1: sideways[0], x2: sideways[1], y1: "y", y2: "y", stroke: fill}),
     ...(chart.kind === "dots" ? [] : [Plot.link(known("low", "high"), {x1: "x", x2: "x", y1: "low", y2: "high", stroke: fill})])];
   const lines = chart.kind === "lines" ? [Plot.line(marks, {x: "x", y: "y", z: mark => `${mark.series} ${mark.join ?? ""}`, sort: "x", stroke: fill, strokeWidth: 1.8})] : [];
+  const said_ = chart.kind === "lines" && chart.level ? [Plot.text(marks.filter(mark => mark.text), {x: "x", y: "y", text: "text", dy: -11, fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, pointerEvents: "none"})] : [];
   const front = chart.kind === "points" ? [...new Set(marks.map(mark => mark.join ?? null))].filter(join => join !== null).map(join => frontOf(marks.filter(mark => mark.join === join))) : [];
-  return Plot.plot({...options, marks: [...reference, ...namesOf(names, narrow), ...front, ...bars, ...lines, Plot.dot(marks, {x: "x", y: "y", fill: mark => isDoubtful(mark) ? "var(--page)" : fill(mark), stroke: mark => isDoubtful(mark) ? fill(mark) : "var(--page)", strokeWidth: mark => isDoubtful(mark) ? 1.5 : 0.5, r: mark => isWarm(mark) ? 2.5 : 4, symbol: mark => looks.get(mark.series).symbol, href}), tips]});
+  return Plot.plot({...options, marks: [...reference, ...namesOf(names, narrow), ...front, ...bars, ...lines, Plot.dot(marks, {x: "x", y: "y", fill: mark => isDoubtful(mark) ? "var(--page)" : fill(mark), stroke: mark => isDoubtful(mark) ? fill(mark) : "var(--page)", strokeWidth: mark => isDoubtful(mark) ? 1.5 : 0.5, r: mark => isWarm(mark) ? 2.5 : 4, symbol: mark => looks.get(mark.series).symbol, href}), ...said_, tips]});
 }
 // The points that no other beats, as steps: up to each where more is better along x, from each where less is.
 function frontOf(points) {
