@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from moe_routing_bench.config import load as config
-from moe_routing_bench.grid.run_spec import Run
+from moe_routing_bench.grid.run_spec import ATTENTIONS, Run
 from moe_routing_bench.quality import compare, language_model, plan, run_rows, train
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.routers.zoo import ZOO
@@ -104,6 +104,38 @@ def test_each_gate_is_counted() -> None:
     assert language_model.flops_per_token(one, twice, active) == 6 * (active + shared - 256 * DIM) + 6 * 2 * 16 * DIM
 
 
+def test_attention_normalises_queries_and_keys_or_mixes_each_key_with_the_one_before() -> None:
+    """Against the formulas, with weights that are not those of the start; what all kinds share starts equal."""
+    built = {kind: language_model.build(dataclasses.replace(RUN, attention=kind), [1] * 256) for kind in ATTENTIONS}
+    plain = built["plain"].state_dict()
+    added = {
+        kind: {name: value for name, value in one.state_dict().items() if name not in plain}
+        for kind, one in built.items()
+    }
+    assert [len(added[kind]) for kind in ATTENTIONS] == [0, 2 * RUN.layers, RUN.layers]
+    assert all(torch.equal(one.state_dict()[name], value) for one in built.values() for name, value in plain.items())
+    x, heads, width = torch.randn(2, 5, DIM, generator=torch.Generator().manual_seed(1)), RUN.heads, DIM // RUN.heads
+    cos, sin = language_model.turns(torch.arange(5), width)
+    for kind in ATTENTIONS:
+        layer = built[kind].blocks[0].attention
+        with torch.no_grad():
+            for parameter in (p for name, p in layer.named_parameters() if "norm" in name or "own" in name):
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
+        q, k, v = layer.qkv(x).view(2, 5, 3, heads, width).unbind(2)
+        if kind == "qk_norm":
+            q, k = [
+                one / (one.square().mean(-1, keepdim=True) + torch.finfo(one.dtype).eps).sqrt() * norm.weight
+                for one, norm in ((q, layer.q_norm), (k, layer.k_norm))
+            ]
+        if kind == "key_shift":
+            own = layer.own_N11.sigmoid().view(heads, 1)
+            k = torch.stack([k[:, 0], *(own * k[:, i] + (1 - own) * k[:, i - 1] for i in range(1, 5))], 1)
+        q, k = (language_model.rotate(one.transpose(1, 2), cos, sin) for one in (q, k))
+        scores = (q @ k.mT / width**0.5).masked_fill(torch.ones(5, 5).triu(1).bool(), -torch.inf)
+        expected = layer.out((scores.softmax(-1) @ v.transpose(1, 2)).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(layer(x, cos, sin), expected)
+
+
 def test_gates_change_no_other_weight_at_the_start() -> None:
     states = [
         language_model.build(dataclasses.replace(RUN, router="softk", shared_gate=way), [1] * 256).state_dict()
@@ -115,7 +147,13 @@ def test_gates_change_no_other_weight_at_the_start() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"shared_gate": "gated"}, {"router": "sigmoid_renorm", "shared_gate": "joint"}, {"router": V4}]
+    "change",
+    [
+        {"shared_gate": "gated"},
+        {"router": "sigmoid_renorm", "shared_gate": "joint"},
+        {"router": V4},
+        {"attention": "key_shift"},
+    ],
 )
 @pytest.mark.parametrize("factor", [None, 0.75])
 @pytest.mark.parametrize("training", [True, False])

@@ -69,6 +69,7 @@ def test_names_of_stored_runs_stay() -> None:
     """Fields that came later are in a spec where they are not the default, and come back from it."""
     assert Run().name == "run-softk-E8-k2-cf1.25-seed17-2744bf61"
     later = {"shared_hidden": 8, "shared_gate": "gated", "vocabulary": 512, "validation_tokens": 9, "altered": False}
+    later |= {"attention": "qk_norm"}
     run = Run(corpora={PACKAGES: None}, **later)
     assert (
         Run.from_spec(run.spec) == run and len({dataclasses.replace(run, **{k: v}).name for k, v in later.items()}) == 1

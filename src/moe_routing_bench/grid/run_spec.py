@@ -27,6 +27,8 @@ PURPOSES = ("final", "pilot")
 TRAIN_MODES = ("joint", "frozen_router", "experts_first")
 # how a shared expert is weighted: by 1, by a sigmoid of its own (Qwen2-MoE), or jointly with the chosen experts (Inkling)
 SHARED_GATES = ("plain", "gated", "joint")
+# how queries and keys are made: as they are, normalised per head (Qwen3), or each key mixed with the one before it (2209.11895, "smeared keys")
+ATTENTIONS = ("plain", "qk_norm", "key_shift")
 PACKAGES = "packages"  # the cleaned text of config/texts.yaml
 BUILT_IN = ("shakespeare", "stdlib", "kjv", PACKAGES)
 BYTES = 256  # the vocabulary of bytes; a larger one is of pairs that are merged
@@ -35,7 +37,7 @@ AXES = ("router", "network", "capacity_factor", "drop_policy", "train_mode", "sh
 # fields that say how a model is trained, whatever it is; an adaptation has its own
 SCHEDULE = ("validation_share", "max_epochs", "batch", "steps", "warmup", "lr", "weight_decay", "clip", "eval_every")
 # fields that came later: a spec has them where they are not the default, so that names of stored runs stay
-_LATER = ("shared_hidden", "shared_gate", "vocabulary", "validation_tokens", "altered", "lr_source")
+_LATER = ("shared_hidden", "shared_gate", "vocabulary", "validation_tokens", "altered", "lr_source", "attention")
 # fields in which runs that are compared may differ
 _OWN = {
     "router",
@@ -100,6 +102,7 @@ class Run:
     altered: bool = True  # whether the last evaluation also alters formats and capacities
     shared_gate: Annotated[str, Choice(SHARED_GATES)] = "plain"
     lr_source: str = ""  # the study whose rows chose the learning rate, or "fallback" where it has none
+    attention: Annotated[str, Choice(ATTENTIONS)] = "plain"
 
     def __post_init__(self) -> None:
         """Raise `UserError` for a value that is not allowed."""
@@ -160,6 +163,7 @@ class Run:
         parts += [self.drop_policy] if self.drop_policy != "position" else []
         parts += [self.train_mode] if self.train_mode != "joint" else []
         parts += [f"shared-{self.shared_gate}"] if self.shared_gate != "plain" else []
+        parts += [self.attention] if self.attention != "plain" else []
         parts += [f"pilot-lr{self.lr:g}"] if self.purpose == "pilot" else []
         return "-".join([*parts, f"seed{self.seed}", self.hash[:8]])
 

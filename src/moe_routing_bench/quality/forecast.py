@@ -88,6 +88,6 @@ def by_entry(runs: Iterable[Run], known: Mapping[Shape, Mapping[str, float]]) ->
     """The costs of an entry's pilots and final runs, by label and purpose, one for each rule, capacity and so on."""
     groups: dict[tuple[str, str], dict[str, list[Run]]] = {}
     for run in runs:
-        alike = f"{run.router} {run.network} {run.capacity_factor} {run.drop_policy} {run.train_mode} {run.shared_gate}"
+        alike = f"{run.router} {run.network} {run.capacity_factor} {run.drop_policy} {run.train_mode} {run.shared_gate} {run.attention}"
         groups.setdefault((run.label, run.purpose), {}).setdefault(alike, []).append(run)
     return {entry: [cost(one, known) for one in rules.values()] for entry, rules in groups.items()}

@@ -37,9 +37,13 @@ def rotate(x_BNSC: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class Attention(nn.Module):
     """Causal self-attention with rotary positions."""
 
-    def __init__(self, dim: int, heads: int, depth: int) -> None:
-        """There are no biases; the output weights start smaller in a deeper model, as in GPT-2."""
+    def __init__(self, dim: int, heads: int, depth: int, kind: str = "plain") -> None:
+        """There are no biases; the output weights start smaller in a deeper model, as in GPT-2. `kind` is one of `run_spec.ATTENTIONS`."""
         super().__init__()
+        width = dim // heads
+        self.q_norm, self.k_norm = [nn.RMSNorm(width) if kind == "qk_norm" else nn.Identity() for _ in range(2)]
+        # a sigmoid of it is a key's own share: a half at first
+        self.own_N11 = nn.Parameter(torch.zeros(heads, 1, 1)) if kind == "key_shift" else None
         self.heads = heads
         self.qkv, self.out = nn.Linear(dim, 3 * dim, bias=False), nn.Linear(dim, dim, bias=False)
         nn.init.normal_(self.qkv.weight, std=0.02)
@@ -48,6 +52,10 @@ class Attention(nn.Module):
     def forward(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """y (B, S, D)."""
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x_BSD).chunk(3, -1))
+        q, k = self.q_norm(q), self.k_norm(k)
+        if self.own_N11 is not None:
+            before = torch.cat([k[:, :, :1], k[:, :, :-1]], 2)
+            k = torch.lerp(before, k, self.own_N11.sigmoid().to(k.dtype))
         y_BNSC = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v, is_causal=True)
         return self.out(y_BNSC.transpose(1, 2).flatten(2))
 
@@ -72,11 +80,11 @@ class Dense(nn.Module):
 class Block(nn.Module):
     """The parts of x + attention(norm(x)) and x + ffn(norm(x)), which `TinyLM.hidden` puts together."""
 
-    def __init__(self, dim: int, heads: int, depth: int, ffn: MoE | Dense) -> None:
+    def __init__(self, dim: int, heads: int, depth: int, ffn: MoE | Dense, attention: str = "plain") -> None:
         """`ffn` also takes token ids and positions, as some routers look at them."""
         super().__init__()
         self.norm1, self.norm2 = nn.RMSNorm(dim), nn.RMSNorm(dim)
-        self.attention, self.ffn = Attention(dim, heads, depth), ffn
+        self.attention, self.ffn = Attention(dim, heads, depth, attention), ffn
 
     def attend(self, x_BSD: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """The residual stream after attention (B, S, D), and its norm, which the ffn is given."""
@@ -99,12 +107,14 @@ class TinyLM(nn.Module):
     attend: Callable[[Block, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = staticmethod(Block.attend)
     loss: Callable[["TinyLM", Tensor, Tensor], Tensor] = staticmethod(loss)
 
-    def __init__(self, dim: int, heads: int, ffns: Sequence[MoE | Dense], vocabulary: int = BYTES) -> None:
+    def __init__(
+        self, dim: int, heads: int, ffns: Sequence[MoE | Dense], vocabulary: int = BYTES, attention: str = "plain"
+    ) -> None:
         """Build one block per ffn."""
         super().__init__()
         self.head_width = dim // heads
         self.embedding = nn.Embedding(vocabulary, dim)
-        self.blocks = nn.ModuleList(Block(dim, heads, len(ffns), ffn) for ffn in ffns)
+        self.blocks = nn.ModuleList(Block(dim, heads, len(ffns), ffn, attention) for ffn in ffns)
         self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, vocabulary, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         nn.init.normal_(self.head.weight, std=0.02)
@@ -158,7 +168,7 @@ def build(run: Run, frequencies: Sequence[int]) -> TinyLM:
     """
     torch.manual_seed(run.seed)
     ffns = [_dense(run) if run.router == DENSE else _moe(run, layer, frequencies) for layer in range(run.layers)]
-    return TinyLM(run.dim, run.heads, ffns, run.vocabulary)
+    return TinyLM(run.dim, run.heads, ffns, run.vocabulary, run.attention)
 
 
 def balances(run: Run) -> bool:

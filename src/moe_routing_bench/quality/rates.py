@@ -15,7 +15,7 @@ from moe_routing_kernels.errors import bad
 
 FALLBACK = "fallback"  # `lr_source` of a run whose rule and size the study has not
 # What a best rate depends on besides the rule, whatever the number of experts.
-SIZE = ("dim", "layers", "vocabulary", "sequence", "batch", "steps")
+SIZE = ("dim", "layers", "attention", "vocabulary", "sequence", "batch", "steps")
 _FEWEST = 3  # rates of a grid that has a middle
 
 

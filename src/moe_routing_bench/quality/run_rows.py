@@ -62,6 +62,7 @@ LATER = (
     "lr_source",
     "recurring_share",
     "token_bits_by_layer",
+    "attention",
 )
 COLUMNS: dict[str, pa.DataType] = {
     # identity
@@ -145,6 +146,7 @@ COLUMNS: dict[str, pa.DataType] = {
     # share of validation bytes in strings of 64 bytes that training has too; information of experts about the token, in bits
     "recurring_share": _F,
     "token_bits_by_layer": _LIST,
+    "attention": _S,
 }
 SCHEMA = pa.schema(list(COLUMNS.items()))
 _SPEC = b"moe_routing_bench.run"

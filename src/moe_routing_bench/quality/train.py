@@ -45,6 +45,7 @@ _FROM_RUN = (
     "shared_hidden",
     "shared_gate",
     "lr_source",
+    "attention",
 )
 
 
