@@ -10,11 +10,11 @@ import torch
 
 import rank_processes
 from moe_routing_bench import api
-from moe_routing_bench.benches.ranks import of_rank, parts, shares
+from moe_routing_bench.benches.ranks import devices, of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Cell, Job, Settings
-from moe_routing_bench.measure import gpus, processes, rank_process, supervisor, worker
+from moe_routing_bench.measure import gpus, processes, rank_process, supervisor
 from moe_routing_bench.measure.candidate import Failure
 from moe_routing_bench.measure.inputs import Sets
 from moe_routing_bench.measure.rank_group import RankGroup
@@ -261,8 +261,7 @@ def test_ranks_share_a_cpu_and_have_a_gpu_each() -> None:
         cell_of("dispatch", tokens=4, hidden=8, experts=8, top_k=2, ranks=4),
         cell_of("pack", tokens=4, hidden=8, experts=8, top_k=2),
     )
-    jobs = [Job(cell, ("torch",), QUICK) for cell in (over, alone)]
-    assert [worker._devices(job, device) for job in jobs for device in ("cpu", "cuda")] == [1, 4, 1, 1]
+    assert [devices(cell, device) for cell in (over, alone) for device in ("cpu", "cuda")] == [1, 4, 1, 1]
 
 
 def turn(ranks: RankGroup, *times: list[int], turn_ns: int = 9000, seconds: float = 10e-6) -> float:

@@ -25,8 +25,13 @@ from moe_routing_kernels.combine import Combine, cute_combine
 from moe_routing_kernels.cute import ahead, cache
 from moe_routing_kernels.cute.cache import Asked
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.gate import Gate
 from moe_routing_kernels.gemm.sm90.tile import GroupedGemm, Tile
+from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.ops import preparation
+from moe_routing_kernels.pack import Pack
+from moe_routing_kernels.permute import RowLayout
+from moe_routing_kernels.target import Target
 from project import ROOT
 from signals import interruptible, runs
 
@@ -359,3 +364,25 @@ def test_the_command_compiles_a_model(tmp_path: Path, copied: Path) -> None:
     assert re.search(r"tiny: [1-9]\d* kernels compiled in .*, the others were in the cache", done.stdout)
     done = run([*command, "--model", "tinny"])
     assert done.returncode == 2 and "did you mean 'tiny'?" in done.stderr
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_kernels_of_a_layer_over_ranks(training: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate knows all experts, the exchange sends a rank's tokens to ranks, and the rest is a layer of all tokens and the rank's experts, with no gate of its own."""
+    found: list[tuple[object, dict[str, object]]] = []
+    monkeypatch.setattr(preparation, "_compile", lambda problem, target, **options: found.append((problem, options)))
+    layout = RowLayout(1001, 8, 128)
+    whole = Layer(layout, 2048, 768, "bf16", "bf16", "bf16", router="softmax_topk_renorm")
+    target = Target.named("sm_90a")
+    preparation.compile_ep_layer(whole, 4, target, spare=1, training=training)
+    own, rest = found[:4], found[4:]
+    assert own == [
+        (Gate(251, 128, 8, "fp32", "softmax_topk_renorm"), {}),
+        (RowLayout(251, 4, 4).problem, {}),
+        (Pack(251, 2048, 4, 251 * 4, "bf16", "bf16", padding=True), {}),
+        (Combine(251, 2048, 4, "bf16", dropping=True), {"add": False}),
+    ]
+    local = replace(whole, layout=RowLayout(1001, 8, 33))
+    found.clear()
+    preparation.compile_layer(local, target, inference=not training, training=training)
+    assert found[0][0] == Gate(1001, 33, 8, "fp32", "softmax_topk_renorm") and found[1:] == rest

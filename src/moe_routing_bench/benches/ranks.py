@@ -78,6 +78,11 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[f"{name}@0"] if name in _SAME else torch.cat(parts(tensors, name)) for name in names}
 
 
+def devices(cell: Cell, device: str) -> int:
+    """How many devices share the work of a call: ranks have a GPU each, and a CPU together."""
+    return 1 if device == "cpu" else cell.get("ranks") or 1
+
+
 def is_of(name: str, rank: int) -> bool:
     """Whether a tensor of this name is of this rank."""
     return name.endswith(f"@{rank}")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from moe_routing_bench.benches.plugins import bench_of
+from moe_routing_bench.benches.ranks import devices
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import calibration, cpu_ceilings, outcome, processes, provenance, timers
 from moe_routing_bench.measure.candidate import Candidate, Failure, Ruined, Tainted
@@ -66,7 +67,7 @@ def _measured(
     if gpu and isolated:
         gpu.own_pids |= {pid for some in isolated.values() for each in some for pid in each.pids}
     sets = Sets(job, definition, device, Arena(device) if isolated else None)
-    cost = sets.cost.of_each(_devices(job, device))
+    cost = sets.cost.of_each(devices(cell, device))
     mix = _mix(cost) if bench.streams else None
 
     alive: list[Candidate] = []
@@ -186,11 +187,6 @@ def _limited(job: Job, alive: list[Candidate], gpu: Any, guarded: Guarded) -> bo
         if any(binding):
             return True
     return False
-
-
-def _devices(job: Job, device: str) -> int:
-    """How many devices share the work of a call: ranks have a GPU each, and all of a CPU together."""
-    return 1 if device == "cpu" else job.cell.get("ranks") or 1
 
 
 def _mix(cost: Any) -> tuple[int, int]:

@@ -26,9 +26,10 @@ from moe_routing_bench.benches.ranks import by_expert
 from moe_routing_kernels import ops
 from moe_routing_kernels.experts import torch_experts
 from moe_routing_kernels.experts.common import activate
-from moe_routing_kernels.ops import ep
+from moe_routing_kernels.ops import ep, preparation
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.routing.placement import plan
+from moe_routing_kernels.target import Target
 
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _STATIC = ("ops_ep_static", "ops_ep_graph")
@@ -67,6 +68,14 @@ def bind(
             combined.copy_(forward(x, logits, w13, w2))
 
     return captured(run) if way == "ops_ep_graph" else run
+
+
+def precompile(problem: Sharded, arch: str, *, way: str, training: bool = False) -> None:
+    """Put the kernels in CuTe DSL of a rank into the cache; needs no GPU."""
+    if way != "torch_all_to_all":
+        spare = int(way == "ops_ep_placed")
+        target = Target.named(arch)
+        preparation.compile_ep_layer(problem.layer, problem.exchange.ranks, target, spare=spare, training=training)
 
 
 def captured(run: Callable[[], object]) -> Callable[[], None]:

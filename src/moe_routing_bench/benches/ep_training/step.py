@@ -1,5 +1,6 @@
 """One step of a layer over ranks: forward under autograd, then the gradients of tokens, logits and weights in one call."""
 
+import functools
 from collections.abc import Callable
 
 from torch import Tensor
@@ -15,6 +16,9 @@ def unsupported(problem: Sharded, *, way: str) -> str | None:
     if activation_of(problem.layer.activation).limit is not None:
         return training.unsupported(problem.layer, way="ops")
     return step.unsupported(problem, way=way)
+
+
+precompile = functools.partial(step.precompile, training=True)
 
 
 def bind(
