@@ -87,13 +87,14 @@ figures: .venv/.report ## draw figures and report again from published measureme
 site: .venv/.report ## build a page per GPU and the reports of all published runs in site/ (4 to 8 minutes; SITE_URL=address for the feed and previews)
 	.venv/bin/moe-routing-bench site --rebuild $(if $(SITE_URL),--url '$(SITE_URL)')
 
-PICTURES := nvidia-h200.layers/crossover nvidia-h200/bandwidth
+PICTURES := nvidia-h200/bandwidth
 
 pictures: .venv/.report ## draw the pictures of the documents again
 	@for one in $(PICTURES); do \
 	  .venv/bin/moe-routing-bench figure --platform $${one%/*} --name $${one#*/} && \
 	  cp reports/$${one%/*}/figures/$${one#*/}.png docs/img/ || exit; \
 	done
+	.venv/bin/python docs/img/layers.py
 
 vendor: ## bundle the charting library of the report again, with its licences (needs npm)
 	cd src/moe_routing_bench/report/vendor && npm ci --ignore-scripts && npm rebuild esbuild && npm run build && rm -rf node_modules

@@ -1,11 +1,14 @@
 """The commands of README.md and docs/usage.md can be pasted: every block parses as shell, and every command, option, target and config exists."""
 
 import re
+import runpy
 import shlex
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from typer import Context
 from typer.main import get_command
 
@@ -25,6 +28,19 @@ def test_readme_is_short_and_begins_with_a_picture_a_result_and_the_first_comman
     assert order == sorted(order) and order[-1] < 3000
     block = README.partition("<!-- generated: headline -->")[2].partition("<!-- end -->")[0]
     assert block.count("\n|") - 2 == 4 and len(BLOCKS[0].splitlines()) == 3, "a table of four rows, three commands"
+
+
+def test_the_picture_is_that_of_the_stored_rows(tmp_path: Path) -> None:
+    """`make pictures` draws it again. Ours and five others at most, of the model of the table; letters may differ with the versions of libraries."""
+    picture = runpy.run_path(str(ROOT / "docs/img/layers.py"))
+    chart = picture["chart"]()
+    assert next(iter(chart.colors)) == "ours" and 4 <= len(chart.colors) <= 6 and {1, 64, 4096} <= set(chart.marks["x"])
+    assert f"| {picture['MODEL']}, bf16, T=64 |" in README and f"docs/img/{picture['PICTURE'].name}" in README
+    picture["main"](tmp_path / "now.png")
+    stored, now = (
+        np.asarray(Image.open(path).convert("L"), int) for path in (picture["PICTURE"], tmp_path / "now.png")
+    )
+    assert stored.shape == now.shape == (630, 1200) and np.abs(stored - now).mean() < 1
 
 
 @pytest.mark.parametrize("block", BLOCKS)
