@@ -15,7 +15,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.report import row_fields
 from moe_routing_bench.store import cell_files, records, rows
-from moe_routing_bench.store.parquet import DIGEST, SEAL, digest, read_table, sealed_metadata, write_table
+from moe_routing_bench.store.parquet import DIGEST, SEAL, digest, outvoted, read_table, sealed_metadata, write_table
 from moe_routing_bench.store.records import about
 from moe_routing_kernels.errors import UserError
 
@@ -274,6 +274,11 @@ def test_rows_of_one_bench_are_of_one_code(tmp_path):
             cell_files.collect(files_of(tmp_path, *codes), "cpu")
         named = [i for i in range(len(codes)) if f"{tmp_path / str(i)}.parquet" in str(error.value)]
         assert f"({len(again)} files)" in str(error.value) and named == list(again)
+
+
+def test_a_file_with_rows_of_two_codes_is_made_again_though_one_is_kept():
+    codes = {Path("both"): {"a", "b"}, Path("kept"): {"a"}, Path("older"): {"b"}}
+    assert outvoted(codes, lambda: "a") == (2, [Path("both"), Path("older")])
 
 
 def test_collected_rows_say_what_their_columns_hold(tmp_path):
