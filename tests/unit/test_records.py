@@ -69,6 +69,15 @@ def test_rows_come_back_as_they_were(tmp_path):
     assert table.column_names == list(records.COLUMNS) and records.spec_of(table) == "the spec"
 
 
+def test_a_zero_is_a_value(tmp_path):
+    """Of an axis that is zero in all rows, and of other columns; None alone is none."""
+    zeros = {"skew": 0.0, "seed": 0, "dead_experts": 0, "drop_rate": 0.0, "phase": "", "suspect": False}
+    rows.write(tmp_path / "rows.parquet", [ROW | zeros, ROW | zeros], "")
+    read = records.read(tmp_path / "rows.parquet").to_pylist()
+    assert [{name: row[name] for name in zeros} for row in read] == [zeros, zeros]
+    assert read[0]["trace"] is None
+
+
 def test_a_column_that_the_schema_lacks_is_a_mistake_of_the_code(tmp_path):
     with pytest.raises(KeyError, match="speed"):
         rows.write(tmp_path / "rows.parquet", [{**ROW, "speed": [1]}], "")
