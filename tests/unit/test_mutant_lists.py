@@ -26,11 +26,12 @@ def test_hand_made_mutants_can_be_planted(name: str) -> None:
     assert len(mutants) > 100
 
 
-def test_the_page_counts_the_mutants_of_a_stranger() -> None:
+@pytest.mark.parametrize("name", ["strangers.yaml", "newcomers.yaml"])
+def test_the_page_counts_the_mutants_of_a_stranger(name: str) -> None:
     """How many there are, and how many were killed at once."""
-    mutants = entries("strangers.yaml")
+    mutants = entries(name)
     killed = sum("first" not in mutant for mutant in mutants)
-    page = (ROOT / "docs/mutation.md").read_text(encoding="utf-8").partition("[strangers.yaml]")[2]
+    page = (ROOT / "docs/mutation.md").read_text(encoding="utf-8").partition(f"[{name}]")[2].partition("\n- ")[0]
     assert f"killed {killed} of {len(mutants)} ({killed / len(mutants):.0%}".replace("%", " %") in page
     assert f"The {len(mutants) - killed} survivors" in page
 
