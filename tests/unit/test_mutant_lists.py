@@ -9,6 +9,7 @@ import yaml
 import planted
 
 ROOT = Path(__file__).parents[2]
+WHOLE_FILE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
 
 def entries(name: str) -> list[dict[str, str]]:
@@ -17,12 +18,15 @@ def entries(name: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", planted.LISTS)
 def test_hand_made_mutants_can_be_planted(name: str) -> None:
-    """Their files have the piece that they change, and their tests are there."""
+    """Their files have the piece that they change, once, and their tests are there."""
     mutants = entries(name)
     for mutant in mutants:
         source = (ROOT / "src/moe_routing_bench" / mutant["file"]).read_text(encoding="utf-8")
-        assert mutant["old"] in source and mutant["new"] != mutant["old"], mutant
-        assert all((ROOT / path).is_file() for path in mutant["tests"].split()), mutant
+        assert source.count(mutant["old"]) == 1 and mutant["new"] != mutant["old"], mutant
+        files = [ROOT / path for path in mutant["tests"].split()]
+        assert all(path.is_file() for path in files), mutant
+        slow = all(WHOLE_FILE.search(path.read_text(encoding="utf-8")) for path in files)
+        assert "marks" in mutant or not slow, f"no test of the fast lane: {mutant}"
     assert len(mutants) > 100
 
 
