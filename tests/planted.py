@@ -1,4 +1,4 @@
-"""Plants the mutants of planted.yaml and strangers.yaml, one at a time, in a copy of this checkout, and says which the tests of their module kill.
+"""Plants the mutants of the lists written by hand, one at a time, in a copy of this checkout, and says which the tests of their module kill.
 
 A mutant is a file of a package, a piece of it and what takes its place, and the tests that are run: the fast ones, or those with its
 `marks`. ``python tests/planted.py [WORD ...]`` plants those whose file or piece has one of the words. Prints the survivors, and the share that is killed by package.
@@ -15,13 +15,15 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTS = ("planted.yaml", "strangers.yaml")
+LISTS = ("planted.yaml", "strangers.yaml", "newcomers.yaml")
 SECONDS = 180  # more is a mutant that hangs, which a test run would notice
 
 
 def package(file: str) -> str:
-    """The package of a file, `kernels` for those of the other one."""
-    return "kernels" if file.startswith("../moe_routing_kernels/") else file.partition("/")[0].removesuffix(".py")
+    """The package of a file, `kernels` for those of the other one, and `workflow` for rules."""
+    outside = {"../moe_routing_kernels/": "kernels", "../../workflow/": "workflow"}
+    known = next((name for start, name in outside.items() if file.startswith(start)), None)
+    return known or file.partition("/")[0].removesuffix(".py")
 
 
 def killed(root: Path, mutant: dict[str, str]) -> bool:

@@ -108,7 +108,8 @@ def json_of(path: Path, most: int = MOST_TEXT, values: int = MOST_VALUES, pairs:
 def csv_of(path: Path, most: int = MOST_CSV, cells: int = MOST_CELLS) -> BinaryIO:
     """The bytes of a CSV file, to be parsed. Raises `OSError`: a parser fills every line up to the length of the longest."""
     data = content(path, most)
-    columns = 1 + max((line.count(b",") for line in io.BytesIO(data)), default=0)
+    lines = io.BytesIO(data.replace(b"\r", b"\n"))  # parsers end lines at either
+    columns = 1 + max((line.count(b",") for line in lines), default=0)
     check_amount(columns, MOST_COLUMNS, "columns")
     check_amount(columns * max(data.count(b"\n"), data.count(b"\r")), cells, "cells")
     return io.BytesIO(data)

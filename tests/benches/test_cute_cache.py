@@ -35,6 +35,21 @@ def test_an_object_is_named_by_what_its_kernel_is_made_of(monkeypatch) -> None:
             assert {module for module in with_edit if with_edit[module] != cache._key(module, (1,))} == changes
 
 
+@pytest.mark.parametrize("name", ["nvidia-cutlass-dsl", "apache-tvm-ffi", "machine"])
+def test_an_object_is_of_the_compiler_its_convention_and_the_host(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that machines share has an object of each kind; the code of a host function runs on one."""
+    from moe_routing_kernels.cute import cache
+
+    pack, version = "moe_routing_kernels.pack.cute_pack", cache.version
+    before = cache._key(pack, (1,))
+    monkeypatch.setattr(cache, "version", lambda package: "9" if package == name else version(package))
+    if name == "machine":
+        monkeypatch.setattr(cache.platform, "machine", lambda: "another")
+    assert cache._key(pack, (1,)) != before
+    monkeypatch.undo()
+    assert cache._key(pack, (1,)) == before
+
+
 @pytest.mark.slow
 def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
     """`moe-routing-bench compile` compiles what a config's cells launch, once; a second run finds all of it."""

@@ -507,6 +507,19 @@ def test_rows_of_a_gate() -> None:
     assert bench.assignment(cell, inputs, expected) == Assignment(expected["topk_ids"], expected["topk_weights"])
 
 
+@pytest.mark.parametrize(("name", "axes"), [("gate", {}), ("router", {"hidden": 32})])
+def test_a_selection_bias_is_read_as_well(name: str, axes: dict[str, int]) -> None:
+    """By hand: a float32 for each of 16 experts."""
+    read, bench = [], definition(name)
+    for router in ("softmax_topk", "sigmoid_renorm"):
+        cell = cell_of(name, tokens=8, experts=16, top_k=2, dtype="bf16", router=router, **axes)
+        inputs = bench.build(cell, 3, "cpu")
+        inputs |= bench.shared(cell, 3, "cpu") if hasattr(bench, "shared") else {}
+        expected = bench.reference(cell, inputs)
+        read.append(bench.cost(cell, inputs, expected, expected).read_bytes)
+    assert read[1] - read[0] == 16 * 4
+
+
 def test_a_row_without_a_tie_is_compared_as_it_is() -> None:
     """Also where another row has one: weights of experts that were given each other's are wrong."""
     three = math.log(3)

@@ -184,6 +184,15 @@ def test_their_cost_is_added(activation, products, gate):
     assert both.products == (*alone.products, (33, 40, wide), (33, 56, 40))
 
 
+def test_tokens_that_no_routed_expert_has_are_read_for_shared_ones():
+    plain, cell = (cell_of("layer", **axes, capacity_factor=0.3) for axes in (SHAPE, SHARED))
+    inputs, definition = drawn(cell), LAYER.definition()
+    expected = definition.reference(cell, inputs)
+    alone, both = (definition.cost(one, inputs, expected, expected).read_bytes for one in (plain, cell))
+    lost = int((expected["inverse"] < 0).all(1).sum())
+    assert lost and both - alone == (lost * 40 + 3 * 40 * 56) * 4
+
+
 @pytest.mark.parametrize("weights", ["plain", "int4_g32"])
 def test_their_roundings(weights):
     """Five of swiglu and none of weights, which are never quantised; a gate adds three; in float32 the sums of all products, of their width."""

@@ -13,6 +13,7 @@ import pytest
 
 from moe_routing_bench import parquet_sizes
 from moe_routing_bench.store import parquet
+from moe_routing_kernels import guarded
 
 READ = """
 import re, resource, sys
@@ -95,6 +96,15 @@ def test_bombs(tmp_path: Path) -> None:
     *lines, peak = done.stdout.splitlines()
     assert len(lines) == 15 and not [line for line in lines if "accepted" in line or len(line) > 500], lines
     assert int(peak) < 2**20, f"{peak} kB"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_cells_of_a_csv_count_whatever_ends_its_lines(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(f"a,b,c{end}".encode() * 10)
+    assert guarded.csv_of(path, cells=30).read() == path.read_bytes()
+    with pytest.raises(guarded.Refused, match="30 cells, at most 29"):
+        guarded.csv_of(path, cells=29)
 
 
 def test_texts_that_are_repeated_and_small_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

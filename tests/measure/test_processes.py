@@ -191,6 +191,20 @@ def test_a_tree_ends_with_what_has_left_its_session():
     assert not processes.running({daemon, child})
 
 
+def test_processes_below_others_are_found_and_ended():
+    """Three in a row, each of which has started the next."""
+    shell = subprocess.Popen(["sh", "-c", "sh -c 'sleep 60 & echo $!; wait' & wait"], stdout=subprocess.PIPE, text=True)
+    with shell:
+        last = int(shell.stdout.readline())
+        below = processes.descendants(shell.pid)
+        assert last in below and len(below) == 2
+        processes.end_tree(shell.pid, 2.0)
+    deadline = time.monotonic() + 10  # a signal that was sent takes effect when the process gets a core
+    while processes.running(below) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not processes.running(below)
+
+
 def test_a_look_that_misses_a_child_is_not_the_last(monkeypatch):
     """Linux may leave a child out of the list where another child ends meanwhile."""
     read, write = os.pipe()

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from datetime import datetime
@@ -218,6 +219,20 @@ def test_without_a_word_all_are_blamed(end, manner, scripted) -> None:
     assert list(found) == list(NAMES)
     for status, reason, restarts in found.values():
         assert (status, restarts) == ("crashed", 0) and re.fullmatch(f"starting: worker {manner}", reason)
+
+
+def test_what_a_worker_has_started_ends_with_it(scripted, tmp_path) -> None:
+    """Also in a session of its own, where a signal to the worker's group does not reach it, and though the worker could not end it."""
+    told = tmp_path / "pid"
+
+    def script(names, send) -> None:
+        other = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        told.write_text(str(other.pid))
+        send(("at", "torch", "timing"))
+        os._exit(3)
+
+    assert outcomes(scripted, script, "torch")["torch"][0] == "crashed"
+    assert not processes.running({int(told.read_text())})
 
 
 def test_a_crash_between_implementations_is_nobody_s_fault(scripted) -> None:

@@ -72,14 +72,14 @@ def test_compiled_whole_it_changes_no_bit():
         torch.testing.assert_close(got, want)
 
 
-@pytest.mark.parametrize("narrow", ["x", "w13", "w2"])
+@pytest.mark.parametrize("narrow", ["x", "w13", "w2", "residual"])
 def test_two_dtypes_are_one_line(narrow):
     (x, logits, w13, w2), _ = layer("swiglu", torch.float32)
-    given = {"x": x, "w13": w13, "w2": w2}
+    given = {"x": x, "w13": w13, "w2": w2, "residual": x}
     given[narrow] = given[narrow].detach().bfloat16()
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(UserError, match=r"^w(13|2): got .* of torch\.") as e,
+        pytest.raises(UserError, match=r"^(w13|w2|residual): got .* of torch\.") as e,
     ):
         ops.layer(logits=logits, top_k=2, **given)
     assert "\n" not in str(e.value)

@@ -283,6 +283,15 @@ def test_what_float16_cannot_hold_is_infinite(size: float) -> None:
     assert (y.isnan() if size > 1 else y == 0).all()
 
 
+def test_an_activated_number_is_infinite_exactly_where_float16_rounds_it_to_infinity() -> None:
+    """65519 is 65504 there, 65520 is not."""
+    roots = torch.linspace(255.9, 256.1, 4001, dtype=torch.float64).float()[None]
+    exact = reference.activated("relu2", roots, torch.float32)
+    assert (exact > 65504).any() and (exact < 65520).any()
+    rows = reference.activated("relu2", roots, torch.float16)
+    assert torch.equal(rows.isinf(), exact.half().isinf()) and torch.equal(rows.half(), exact.half())
+
+
 @pytest.mark.parametrize("residual", [False, True], ids=["alone", "residual"])
 def test_a_token_with_a_nan_among_its_logits_has_its_residual_alone(residual: bool) -> None:
     torch.manual_seed(17)

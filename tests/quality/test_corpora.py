@@ -65,6 +65,25 @@ def test_stdlib_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     assert b"import" in first.train.tobytes()
 
 
+def test_documents_of_other_names_or_bounds_are_another_corpus(tmp_path: Path) -> None:
+    """Runs and checkpoints of it have another hash, though it may have the same bytes."""
+    corpora = {
+        "one": {"a.txt": b"x" * 800},
+        "renamed": {"b.txt": b"x" * 800},
+        "cut": {"a.txt": b"x" * 400, "b.txt": b"x" * 400},
+    }
+    hashes = set()
+    for name, documents in corpora.items():
+        folder = tmp_path / name / "text"
+        folder.mkdir(parents=True)
+        for title, text in documents.items():
+            (folder / title).write_bytes(text)
+        (corpus,) = texts.load({str(folder): None}, 0.1)
+        hashes.add(corpus.sha256)
+        assert len(corpus.train) + len(corpus.validation) == 800
+    assert len(hashes) == 3
+
+
 def test_what_the_library_repeats_is_no_validation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A licence in each module is cut out of validation, the rest stays, and the hash is of what is left; a file that is all copies is refused."""
     draw = np.random.default_rng(0)

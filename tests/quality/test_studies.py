@@ -183,8 +183,9 @@ def test_a_study_takes_the_rates_that_another_has_stored(
         said[0].startswith("b: learning rates of fallback: dense 0.001, topk_prenorm 0.001") and "softk" not in said[0]
     )
     assert said[1] == "b: learning rates of study-a1: softk 0.0014"
-    stored_study(one, 0.0014, [0.001, 0.0014, 0.002], dim=256)
-    assert sources() == before, "a study of another size"
+    for size in ("dim", "layers", "vocabulary", "sequence", "batch", "steps"):
+        stored_study(one, 0.0014, [0.001, 0.0014, 0.002], **{size: 2 * getattr(one, size)})
+        assert sources() == before, f"a study of another {size}"
     stored_study(one, 0.002, [0.001, 0.0014, 0.002])
     with pytest.raises(UserError, match=r"0.002, at the edge of 0.001, 0.0014, 0.002.*add larger rates to its entry b"):
         planned("b")

@@ -330,6 +330,17 @@ def test_trace_is_what_the_benches_replay(run: Run, tmp_path: Path) -> None:
     )
 
 
+def test_a_trace_is_of_windows_from_all_parts_of_the_text(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = loop.Training(run, "cpu")
+    windows, take = training.validation, steps.Windows.take
+    taken: list[int] = []
+    monkeypatch.setattr(steps.Windows, "take", lambda self, numbers: taken.extend(numbers) or take(self, numbers))
+    ids, _ = evaluate.routing_ids(training.model, windows, 2, 5 * run.sequence, 0)
+    full = (windows.lengths == run.sequence).nonzero()[0].tolist()
+    assert ids is not None and len(ids) == 5 * run.sequence and len(full) >= 10
+    assert [-(-full.index(number) * 5 // len(full)) for number in taken] == [0, 1, 2, 3, 4]
+
+
 def test_timing_runs_from_the_last_weights(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages sum to the whole step, and evaluation is in none of them."""
     monkeypatch.setattr(timing, "WARMUP", 1)

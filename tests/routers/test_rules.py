@@ -11,7 +11,7 @@ from router_properties import BATCH, DIM, EXPERTS, SEQUENCE, VOCABULARY, data, m
 from scipy.optimize import linear_sum_assignment
 
 from moe_routing_kernels.routers import learned, losses
-from moe_routing_kernels.routers.learned import build, join
+from moe_routing_kernels.routers.learned import ZOO, Learned, build, join
 from moe_routing_kernels.routers.rules.selection_bias import balancing_bias
 from moe_routing_kernels.routers.rules.whole_batch import balanced_assignment, log_plan
 
@@ -155,6 +155,18 @@ def test_pseudo_expert_choice_is_top_k_where_nobody_picked():
         mine = [e for e in range(EXPERTS) if token in picks[e]] or list(range(EXPERTS))
         assert found == pytest.approx(renormalised(softmax(h), sorted(mine, key=lambda e: -h[e])[:2]), rel=1e-5)
     assert {len(found) for _, found in rows} == {1, 2}
+
+
+def test_pseudo_expert_choice_has_at_most_a_full_share_of_picks():
+    """10 choices among 8 experts are 2 each where `picks` are more."""
+    router = build("pseudo_expert_choice", DIM, EXPERTS, 2, picks=64)
+    x, token_ids, positions = data()
+    x = x[:1, :5]
+    routing, logits = router(x, token_ids[:1, :5], positions[:5]), router.logits(x).tolist()
+    picks = [set(best([row[e] for row in logits], 2)) for e in range(EXPERTS)]
+    for token, (ids, h) in enumerate(zip(routing.ids.tolist(), logits, strict=True)):
+        mine = [e for e in range(EXPERTS) if token in picks[e]] or range(EXPERTS)
+        assert [e for e in ids if e >= 0] == sorted(mine, key=lambda e: -h[e])[:2]
 
 
 def test_soft_moe_normalises_over_tokens_and_over_slots():
@@ -369,6 +381,24 @@ def test_quantile_balancing_of_logits_is_smoothed_and_centred():
         beta = [b - sum(beta) / EXPERTS for b in beta]
         router.after_step()
         assert (-router.bias).tolist() == pytest.approx(beta, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in ZOO if ZOO[name].load().after_step is not Learned.after_step])
+def test_a_step_of_two_equal_passes_changes_state_as_one_pass_does(name):
+    """As gradients are accumulated over the parts of a batch, what a rule learns without gradients is their mean."""
+    after = []
+    for passes in (1, 2):
+        toy = make(name).train()
+        for _ in range(2):
+            for _ in range(passes):
+                torch.manual_seed(5)  # the same noise
+                toy(*data())
+            for router in toy.routers:
+                router.after_step()
+        after.append(toy.state_dict())
+    assert after[0].keys() == after[1].keys()
+    for key, value in after[0].items():
+        torch.testing.assert_close(after[1][key], value)
 
 
 def skewed_loads(name, steps, **options):

@@ -11,6 +11,7 @@ import pytest
 import moe_routing_bench
 from moe_routing_bench.answers import around, nearest, pairs, stored
 from moe_routing_bench.answers.ask import ask
+from moe_routing_bench.answers.question import asked
 from moe_routing_bench.answers.said import lines
 from moe_routing_bench.packages import PACKAGE
 from moe_routing_kernels.errors import UserError
@@ -89,6 +90,19 @@ def test_what_no_command_measures_has_none(axes, needs):
     answer = ask(**axes)
     assert answer["kind"] == "refused" and answer["command"] is None and needs in answer["needs"]
     assert "moe-routing-bench" not in "\n".join(lines(answer))
+
+
+def test_the_fastest_of_some_implementations_is_not_told_apart_by_a_verdict_on_all():
+    """Stored verdicts are between all rows of a cell; where one is left out, whether the rest can be told apart is not known."""
+    every = ask("qwen3-30b-a3b", tokens=64)["over_tokens"]
+    some = ask("qwen3-30b-a3b", tokens=64, implementations=("triton",))["over_tokens"]
+    assert {step["told_apart"] for step in every} <= {True, False} and {step["told_apart"] for step in some} == {None}
+
+
+@pytest.mark.parametrize("ranks", ["tp", "ep"])
+def test_experts_alone_do_not_answer_for_the_layer_of_a_rank(ranks):
+    assert asked("qwen3-30b-a3b", None, (), None, {"tokens": 64}).benches == ("layer", "experts")
+    assert asked("qwen3-30b-a3b", None, (), None, {"tokens": 64, ranks: 2}).benches == ("layer",)
 
 
 def test_a_changed_model_is_measured_by_its_sizes():

@@ -75,3 +75,10 @@ def test_a_run_is_told_cell_by_cell() -> None:
     said = [one.text for one in findings.findings(table.to_pandas())]
     assert any("experts: " in text and "1.00x" in text and "dequant" in text for text in said)
     assert any("experts: " in text and "faster than torch_grouped_mm" in text for text in said)
+
+
+def test_rows_of_a_cell_have_the_baseline_of_their_own_card() -> None:
+    rows = [row("dequant", SLOW), row("cute_quantised", KERNEL)]
+    rows += [row("dequant", [40.0] * 4, gpu_uuid="GPU-2"), row("cute_quantised", [10.0] * 4, gpu_uuid="GPU-2")]
+    table = ratios.with_baselines(pa.Table.from_pandas(frame(*rows), SCHEMA))
+    assert table["speedup"].to_pylist() == pytest.approx([1.0, 2.0, 1.0, 4.0])

@@ -11,7 +11,7 @@ from rows import frame, one
 
 from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import FIGURES, ceilings, imbalance, matrices, palette, paper, times
+from moe_routing_bench.figures import FIGURES, ceilings, formats, imbalance, matrices, palette, paper, times
 from moe_routing_bench.figures.chart import Chart, Scale, marks
 from moe_routing_bench.report import page, render, row_data, script_data
 from moe_routing_bench.report.row_data import row_id
@@ -49,6 +49,22 @@ def test_time_against_tokens():
     assert times.over_tokens(frame(rows[0], rows[3])).reason.startswith(
         "no shape was measured at two numbers of tokens"
     )
+
+
+def test_a_line_of_a_format_is_of_one_card():
+    """Of two cards both are drawn, though one is faster."""
+    rows = [
+        ran("experts", "cute", us + tokens, tokens=tokens, dtype="bf16", packed="bf16", weights=weights, gpu_uuid=card)
+        for card, us in (("GPU-1", 10.0), ("GPU-2", 20.0))
+        for weights in ("bf16", "int4_g128")
+        for tokens in (1, 8)
+    ]
+    assert sorted(shown(formats.formats(frame(*rows)), "series", "join", "x", "y")) == [
+        (weights, card, tokens, us + tokens)
+        for weights in ("bf16", "int4_g128")
+        for card, us in (("GPU-1", 10.0), ("GPU-2", 20.0))
+        for tokens in (1, 8)
+    ]
 
 
 def test_decode_sizes():
@@ -178,7 +194,7 @@ def test_the_colour_of_a_slower_one_says_how_far_it_is_behind():
 
 
 def test_speedups():
-    """The median over cells of a shape; grey where the stored verdict tells nothing, or, without one, the interval includes 1."""
+    """The median over cells of a shape; grey where the stored verdict tells nothing, or, without one, the interval includes 1 or is missing."""
 
     def against(name, ratio, verdict=None, cell="a", low=None):
         low = ratio - 0.1 if low is None else low
@@ -203,6 +219,7 @@ def test_speedups():
         against("quack", 1.5, "undecided"),
         against("vllm", 1.5, low=0.9),
         against("sglang", 1.5),
+        against("marlin", 1.5) | {"speedup_ci_low": None, "speedup_ci_high": None},
         ran("gate", "torch", 4.0, cell="a", tokens=8, baseline="torch", speedup=1.0),
     ]
     found = matrices.speedup(frame(*rows))
@@ -212,6 +229,7 @@ def test_speedups():
         "quack": (matrices.UNSURE, "1.50x"),
         "vllm": (matrices.UNSURE, "1.50x"),
         "sglang": (matrices.ABOVE, "1.50x"),
+        "marlin": (matrices.UNSURE, "1.50x"),
     }
     assert found.note == "1 shape; baseline: torch; medians over cells"
     other = against("sonicmoe", 2.0) | {"bench": "layer", "baseline": "torch_grouped_mm"}

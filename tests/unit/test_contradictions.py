@@ -55,6 +55,11 @@ def test_a_row_as_it_is_measured() -> None:
         ({"block_medians_us": [1.0] * 20}, "a block's median is outside of the samples"),
         ({"speedup": 2.0}, "speedup 2 is not within 1.4 to 1.6"),
         ({"speedup_p": 1.5}, "speedup_p is 1.5"),
+        *(
+            (dict(zip((name, f"{name}_ci_low", f"{name}_ci_high"), numbers, strict=True)), f"{name} 2 is not within")
+            for name in ("best_speedup", "twin_speedup")
+            for numbers in ((2.0, 1.0, 1.5), (2.0, 2.5, 3.0))
+        ),
         ({"gb_per_s": 1.0}, "gb_per_s is 1, compulsory_bytes over median_us"),
         ({"tflops": 1.0}, "tflops is 1, flops over median_us"),
         ({"tokens_per_s": 1.0}, "tokens_per_s is 1, tokens over median_us"),

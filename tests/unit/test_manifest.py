@@ -152,6 +152,20 @@ def test_a_commit_outside_the_history_is_refused(stored, monkeypatch):
     manifest.write("cpu")
 
 
+def test_a_version_that_the_history_contradicts_is_refused(stored, monkeypatch):
+    """Where there is no history the manifest is believed."""
+    stored({})
+    said = {"rev-parse": "false", "cat-file": "", "show": 'version = "0.2.0"'}
+    monkeypatch.setattr(manifest, "_git", lambda word, *words: said[word])
+    manifest.write("cpu")
+    path = paths.manifest("cpu")
+    path.write_text(path.read_text().replace("version: 0.2.0", "version: 0.3.0"))
+    with pytest.raises(UserError, match=r"version of .*manifest.yaml: got '0.3.0'; allowed: 0.2.0"):
+        manifest.read("cpu")
+    said |= {"rev-parse": None, "cat-file": None, "show": None}
+    assert manifest.read("cpu")["tables"]["measurements"]["measured"][0]["version"] == "0.3.0"
+
+
 def test_published_names_changed_benches(stored, capsys):
     """It is information: rows of older code are listed like others."""
     with pytest.raises(UserError, match="published runs: got 'none in results/'"):

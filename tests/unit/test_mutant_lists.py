@@ -9,6 +9,7 @@ import yaml
 import planted
 
 ROOT = Path(__file__).parents[2]
+WHOLE_FILE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
 
 
 def entries(name: str) -> list[dict[str, str]]:
@@ -17,20 +18,24 @@ def entries(name: str) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", planted.LISTS)
 def test_hand_made_mutants_can_be_planted(name: str) -> None:
-    """Their files have the piece that they change, and their tests are there."""
+    """Their files have the piece that they change, once, and their tests are there."""
     mutants = entries(name)
     for mutant in mutants:
         source = (ROOT / "src/moe_routing_bench" / mutant["file"]).read_text(encoding="utf-8")
-        assert mutant["old"] in source and mutant["new"] != mutant["old"], mutant
-        assert all((ROOT / path).is_file() for path in mutant["tests"].split()), mutant
+        assert source.count(mutant["old"]) == 1 and mutant["new"] != mutant["old"], mutant
+        files = [ROOT / path for path in mutant["tests"].split()]
+        assert all(path.is_file() for path in files), mutant
+        slow = all(WHOLE_FILE.search(path.read_text(encoding="utf-8")) for path in files)
+        assert "marks" in mutant or not slow, f"no test of the fast lane: {mutant}"
     assert len(mutants) > 100
 
 
-def test_the_page_counts_the_mutants_of_a_stranger() -> None:
+@pytest.mark.parametrize("name", ["strangers.yaml", "newcomers.yaml"])
+def test_the_page_counts_the_mutants_of_a_stranger(name: str) -> None:
     """How many there are, and how many were killed at once."""
-    mutants = entries("strangers.yaml")
+    mutants = entries(name)
     killed = sum("first" not in mutant for mutant in mutants)
-    page = (ROOT / "docs/mutation.md").read_text(encoding="utf-8").partition("[strangers.yaml]")[2]
+    page = (ROOT / "docs/mutation.md").read_text(encoding="utf-8").partition(f"[{name}]")[2].partition("\n- ")[0]
     assert f"killed {killed} of {len(mutants)} ({killed / len(mutants):.0%}".replace("%", " %") in page
     assert f"The {len(mutants) - killed} survivors" in page
 

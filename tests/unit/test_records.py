@@ -15,7 +15,7 @@ from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.report import row_fields
 from moe_routing_bench.store import cell_files, records, rows
-from moe_routing_bench.store.parquet import DIGEST, SEAL, digest, read_table, sealed_metadata, write_table
+from moe_routing_bench.store.parquet import DIGEST, SEAL, digest, outvoted, read_table, sealed_metadata, write_table
 from moe_routing_bench.store.records import about
 from moe_routing_kernels.errors import UserError
 
@@ -67,6 +67,15 @@ def test_rows_come_back_as_they_were(tmp_path):
     assert {name: first[name] for name in ROW} == ROW and second["implementation"] == "cute"
     assert [name for name in first if name not in ROW and first[name] is not None] == []
     assert table.column_names == list(records.COLUMNS) and records.spec_of(table) == "the spec"
+
+
+def test_a_zero_is_a_value(tmp_path):
+    """Of an axis that is zero in all rows, and of other columns; None alone is none."""
+    zeros = {"skew": 0.0, "seed": 0, "dead_experts": 0, "drop_rate": 0.0, "phase": "", "suspect": False}
+    rows.write(tmp_path / "rows.parquet", [ROW | zeros, ROW | zeros], "")
+    read = records.read(tmp_path / "rows.parquet").to_pylist()
+    assert [{name: row[name] for name in zeros} for row in read] == [zeros, zeros]
+    assert read[0]["trace"] is None
 
 
 def test_a_column_that_the_schema_lacks_is_a_mistake_of_the_code(tmp_path):
@@ -274,6 +283,11 @@ def test_rows_of_one_bench_are_of_one_code(tmp_path):
             cell_files.collect(files_of(tmp_path, *codes), "cpu")
         named = [i for i in range(len(codes)) if f"{tmp_path / str(i)}.parquet" in str(error.value)]
         assert f"({len(again)} files)" in str(error.value) and named == list(again)
+
+
+def test_a_file_with_rows_of_two_codes_is_made_again_though_one_is_kept():
+    codes = {Path("both"): {"a", "b"}, Path("kept"): {"a"}, Path("older"): {"b"}}
+    assert outvoted(codes, lambda: "a") == (2, [Path("both"), Path("older")])
 
 
 def test_collected_rows_say_what_their_columns_hold(tmp_path):

@@ -192,12 +192,13 @@ def test_what_ships_is_made_of_the_stored_rows(monkeypatch) -> None:
     assert regret.lines(entries, choices.load())
 
 
-def test_entries_leave_out_plug_ins_and_shared_experts() -> None:
-    """A row with one of the axes of shared experts is not of the table, nor is one of another package."""
+def test_entries_leave_out_plug_ins_shared_experts_and_expert_parallel_ranks() -> None:
+    """A row with one of the axes of shared experts is not of the table, nor is one of another package, or of a rank that has fewer experts than its sizes say."""
     rows = [
         one("layer", "cute", median_us=2.0, **VALUES),
         one("layer", "triton", median_us=1.0, plugin="other:it", **VALUES),
         one("layer", "torch_loop", median_us=3.0, shared_intermediate=64, **VALUES),
+        one("layer", "torch_grouped_mm", median_us=1.5, ep=2, **VALUES),
     ]
     assert [entry.times for entry in regret.entries(frame(*rows), "run")] == [{"cute": 2.0}]
 

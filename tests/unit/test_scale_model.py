@@ -71,6 +71,7 @@ def test_one_rank_does_not_communicate_and_no_token_costs_latency_alone():
         for mode, latency in ((LOW_LATENCY, LINKS.push_us), (NORMAL, LINKS.launch_us)):
             times = exchange.times(flow, 2048, mode, "bf16", LINKS)
             assert times.dispatch == times.combine == pytest.approx(latency + far)
+    assert 2 * LINKS.rdma_us == exchange.parameters()["rdma_round_trip_us"], "dispatch and combine are a way each"
 
 
 def test_both_ways_take_as_long_as_the_busiest_rank():
@@ -93,6 +94,15 @@ def test_tensor_parallel_ranks_share_the_weights_and_send_to_others_alone(rows):
     way = links.push_us + moved / links.nvlink + 2 * moved / links.memory
     assert (found.dispatch_us, found.combine_us) == (pytest.approx(way), pytest.approx(way)) and found.dp == 4
     assert found.memory_share == pytest.approx(128 * 3 * 2048 * 1536 * 2 * 48 / links.capacity / 2)
+
+
+@pytest.mark.parametrize("overlap", [0.0, 0.25, 1.0])
+def test_experts_hide_no_more_communication_than_they_last(rows, overlap):
+    """A token of each rank has less to compute than to send, thousands more: at an overlap of 1 the longer of the two remains."""
+    for tokens in (1, 4096):
+        one = layer.Model(question(gpus=8, tokens=tokens, mode=NORMAL, overlap=overlap), rows).estimate(8)
+        both = one.dispatch_us + one.combine_us
+        assert one.layer_us == pytest.approx(max(both, one.experts_us + (1 - overlap) * both))
 
 
 def test_each_trial_is_a_draw_of_its_own(rows, monkeypatch):

@@ -230,6 +230,16 @@ TAMPERED = {
 }
 
 
+@pytest.mark.parametrize("times", [9, 1 / 9])
+def test_a_ratio_is_near_that_of_the_medians_on_either_side(times):
+    table = records.read(RESULTS / RUN / "measurements.parquet")
+    rows = table.to_pylist()
+    first = next(row for row in rows if row["status"] == "ok" and row["baseline"] != row["implementation"])
+    first |= {name: first[name] * times for name in ("speedup", "speedup_ci_low", "speedup_ci_high")}
+    found = list(submitted.problems(type(table).from_pylist(rows, table.schema)))
+    assert any(line.startswith("speedup is far from the ratio of the medians: 1 row") for line in found), found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", TAMPERED)
 def test_rows_that_cannot_be_are_told(packed, kind, capsys):

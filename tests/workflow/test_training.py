@@ -192,6 +192,8 @@ def test_every_study_runs_at_a_tiny_size(project: Project, monkeypatch: pytest.M
     assert all(row["bits_per_byte"] > 0 and row["engine"] == "eager" for row in rows)
     assert {row["label"] for row in rows if row["pilot_losses"]} == {"a1_xs", "a1_s"}
     packaged = BASE | {"label": "packaged", "corpora": {"packages": "all"}, "vocabulary": 512}
-    project.configure(GRID, quality=[packaged])
+    project.configure(GRID, quality=[packaged, packaged | {"label": "wider", "vocabulary": 1024}])
     monkeypatch.setenv("MOE_ROUTING_BENCH_CORPORA", str(project.folder / "nothing"))
-    assert project.jobs(TARGETS[0]) == {"prepare_texts": 1, "train": 1, "collect_quality": 1}
+    assert project.jobs(TARGETS[0]) == {"prepare_texts": 1, "train": 2, "collect_quality": 1}
+    said = project.snakemake(TARGETS[0], "--dry-run", "--printshellcmds")
+    assert "prepare-texts --vocabulary 1024" in said.stdout + said.stderr, "which has the tokens of both"
