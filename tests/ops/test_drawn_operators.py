@@ -23,7 +23,7 @@ from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)
 CASES = int(os.environ.get("OPERATOR_CASES", "1200"))
-FEW = 400
+FEW = 150
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("contiguous", "transposed", "expanded", "sliced")
 ACTIVATIONS = (*EVERY, "swiglu_limit0.5")

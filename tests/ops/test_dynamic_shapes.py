@@ -97,7 +97,9 @@ def count(function: Callable[..., Tensor], training: bool, marked: bool, dtype: 
     return graphs.frame_count
 
 
-@pytest.mark.parametrize(("name", "training"), [*TRAINED, *((name, False) for name in FAST)])
+@pytest.mark.parametrize(
+    ("name", "training"), [*TRAINED, ("layer", False), pytest.param("dropping", False, marks=CAMPAIGN)]
+)
 def test_one_graph_serves_any_number_of_tokens(name: str, training: bool) -> None:
     """At once, as the dimension is marked."""
     assert count(FUNCTIONS[name], training, True, torch.float32) == 1

@@ -37,7 +37,7 @@ def test_they_keep_the_rules_of_torch_library(layout: str, dtype: torch.dtype) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", sampled(LAYOUTS, ["contiguous", "sliced"]))
+@pytest.mark.parametrize("layout", sampled(LAYOUTS, ["contiguous", "sliced", "empty"]))
 def test_they_are_traced_with_dynamic_shapes(layout: str) -> None:
     """With gradients of all that is differentiable: three forms of each operator, and one in other layouts."""
     forms = 3 if layout == "contiguous" else 1
