@@ -207,8 +207,7 @@ def _outputs(rank: int, calls: list[tuple[str, str, str]]) -> list[dict[str, tor
     "bench",
     [
         "dispatch",
-        pytest.param("ep_layer", marks=pytest.mark.slow),
-        *(pytest.param(name, marks=CAMPAIGN) for name in ("ep_pair", *LAYERS) if name != "ep_layer"),
+        *(pytest.param(name, marks=CAMPAIGN) for name in ("ep_pair", *LAYERS)),
     ],
 )
 def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench: str) -> None:

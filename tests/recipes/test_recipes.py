@@ -20,6 +20,17 @@ from moe_routing_bench.store.parquet import write_table
 
 pytestmark = pytest.mark.slow
 
+UNIT = (
+    "axes",
+    "config",
+    "dequant",
+    "formats",
+    "preset_cells",
+    "preset_library",
+    "published_rows",
+    "routers",
+    "weight_formats",
+)
 ELSEWHERE = ("gpu", "recipes", "timing", "workflow")
 
 
@@ -185,14 +196,21 @@ def test_tests_that_notice_a_new_entry_are_known(body: str, noticed: bool, tmp_p
 
 
 @pytest.mark.timeout(900)  # as long as two cores that others use take for hundreds of tests
-def test_no_recipe_turns_a_test_red(tmp_path: Path) -> None:
-    """All recipes together, then every test of the fast lane that could notice: its first case, and those of what the recipes add. `make
+@pytest.mark.parametrize(
+    "folders",
+    [("benches", "faults", "measure", "ops", "routers"), pytest.param(("*",), marks=pytest.mark.campaign)],
+    ids=["kernels", "all"],
+)
+def test_no_recipe_turns_a_test_red(folders: tuple[str, ...], tmp_path: Path) -> None:
+    """All recipes together, then the tests of the fast lane that could notice: the first case of each, and those of what the recipes add. `make
     recipes` runs the whole lane."""
     tree(tmp_path)
     assert all(name in "".join(RECIPES.values()) for name in first_cases.NEW)
-    files = [path for path in (tmp_path / "tests").glob("*/test_*.py") if path.parent.name not in ELSEWHERE]
-    tests = [test for path in sorted(files) for test in noticing.tests(path)]
-    assert len(tests) > 200
+    files = [path for folder in folders for path in (tmp_path / "tests").glob(f"{folder}/test_*.py")]
+    files += [] if folders == ("*",) else [tmp_path / f"tests/unit/test_{name}.py" for name in UNIT]
+    chosen = sorted(path for path in files if path.parent.name not in ELSEWHERE)
+    tests = [test for path in chosen for test in noticing.tests(path)]
+    assert len(tests) > 100
     command = [forks.programs() / forks.PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "first_cases"]
     variables = environment(tmp_path)
     variables["PYTHONPATH"] += os.pathsep + str(tmp_path / "tests/recipes")
