@@ -79,7 +79,7 @@ campaigns: .venv/.installed ## run what exhausts a kind of tests, before a relea
 test-all: lanes outside campaigns faults ## run all tests: both lanes, those outside, campaigns and faults
 
 outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a module, conda's environment, the container's definition, a grid through SLURM
-	.venv/bin/pytest -q tests/outside $(WORKERS)
+	.venv/bin/pytest -q -m 'not campaign' tests/outside $(WORKERS)
 
 faults: .venv/.installed ## inject faults and count them: kinds, and what became of them
 	.venv/bin/pytest -q -m fault

@@ -105,6 +105,7 @@ def test_operators_load_nothing_of_the_study(alone: Path) -> None:
     assert python(code, alone).strip() == "[]"
 
 
+@pytest.mark.campaign
 def test_it_compiles_with_the_older_cute_dsl(alone: Path, tmp_path: Path) -> None:
     """4.8.0 and tvm-ffi 0.1.11, as the engines pin them; `tests/ops/test_prepare.py` has the version of this environment."""
     pytest.importorskip("cutlass")
