@@ -72,7 +72,8 @@ timing: .venv/.installed ## run the tests of times
 
 # The lanes have a sample of each kind, with its boundaries.
 campaigns: .venv/.installed ## run what exhausts a kind of tests, before a release: all cases of products, walks over all published runs, thousands of drawn inputs
-	.venv/bin/pytest -q -m campaign --timeout 1200 $(WORKERS) --no-loadscope-reorder
+	.venv/bin/pytest -q -m campaign --timeout 1200 --ignore tests/timing $(WORKERS) --no-loadscope-reorder
+	.venv/bin/pytest -q -m campaign tests/timing
 	CONFIGS=10000 COMMANDS=2000 FILES=2000 OPERATOR_CASES=10000 GATE_CASES=2000 .venv/bin/pytest -q --timeout 0 $(WORKERS) \
 	  tests/unit/test_fuzz_config.py tests/unit/test_fuzz_commands.py tests/faults/test_fuzz_files.py tests/ops/test_drawn_operators.py tests/ops/test_gate_limits.py
 
