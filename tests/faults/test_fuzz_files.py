@@ -25,7 +25,7 @@ from readers import READERS
 from trace_files import completion, lines, npy, npz, parquet, saved, sglang, table
 
 ROOT = Path(__file__).parents[2]
-COUNT = int(os.environ.get("FILES", "80"))
+COUNT = int(os.environ.get("FILES", "160"))
 IDS = np.argsort(np.random.default_rng(0).random((64, 8)))[:, :2]
 ODD = [
     b"\x1b[2J",

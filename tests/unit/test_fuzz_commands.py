@@ -29,7 +29,7 @@ from moe_routing_bench.measure import gpus
 from trace_files import parquet
 
 ROOT = Path(__file__).parents[2]
-COUNT = int(os.environ.get("COMMANDS", "80"))
+COUNT = int(os.environ.get("COMMANDS", "240"))
 WORK = {
     *(f"moe_routing_bench.{name}" for name in ("measure.supervisor", "measure.profiling", "measure.accuracy")),
     *(f"moe_routing_bench.{name}" for name in ("report.render", "report.site", "figures.paper")),

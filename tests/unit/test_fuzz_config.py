@@ -85,7 +85,7 @@ NASTY = [
     ["layer"],
     ["none"],
 ]
-COUNT = int(os.environ.get("CONFIGS", "160"))
+COUNT = int(os.environ.get("CONFIGS", "300"))
 _PACK = {"benches": ["pack"], "tokens": [64], "hidden": [64], "experts": [32], "top_k": [2]}
 _TRACE = "config/traces/softk-e32-k2.parquet"
 _RUN = {"label": "a", "router": ["softk"], "seed": [17], "corpora": {"stdlib": "all"}}

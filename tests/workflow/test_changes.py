@@ -378,7 +378,6 @@ def test_orphans_are_listed_and_removed_only_when_asked(project: Project) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.campaign
 def test_a_seed_document_s_block_is_replayed_at_a_reduced_size(project: Project) -> None:
     """From the command that replays it to its tables, on a CPU: sizes, profiles, and both sides of the tables. It is here for the
     warm server, which takes longer to start than to measure the block."""

@@ -1,5 +1,5 @@
-"""The workflow on several machines: who decides the platform, what a share is, and, in
-`make campaigns`, one job per cell in a SLURM on this machine. The other way, shares in allocations, is in `make outside`."""
+"""The workflow on several machines: who decides the platform, what a share is, and one job per cell in a SLURM on this machine. The other
+way, shares in allocations, is in `make outside`."""
 
 import importlib.util
 import os
@@ -87,7 +87,6 @@ def test_a_container_has_its_own_snakemake(fresh: Project, tmp_path: Path, monke
     assert started == [("", "snakemake"), *[("exec ", "snakemake")] * 3], "planned once; two shares and the report"
 
 
-@pytest.mark.campaign
 def test_one_job_per_cell(fresh: Project, tmp_path: Path, slurm: None) -> None:
     """Cells are measured in jobs of SLURM's."""
     if not importlib.util.find_spec("snakemake_executor_plugin_slurm"):
