@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXPORT := --frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install asked report test slow test-all outside faults mutants recipes figures site pictures vendor lint lock clean
+.PHONY: help install asked report test slow lanes timing test-all outside campaigns faults mutants recipes figures site pictures vendor lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -56,15 +56,32 @@ WORKERS := --numprocesses $$((2 * $$(env -u OMP_NUM_THREADS nproc))) --maxproces
 test: .venv/.installed ## run the tests of behaviour (those that need a GPU are skipped where there is none)
 	.venv/bin/pytest -q -m 'not slow' $(WORKERS) --no-loadscope-reorder
 
-# Times are measured last, with nothing else at work. `make faults` has the faults of long workflow runs.
-slow: .venv/.installed ## run the tests that `make test` leaves out: compilers, browsers, documents, stored rows, long workflow runs, times
-	.venv/bin/pytest -q -m slow --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py $(WORKERS) --no-loadscope-reorder
-	.venv/bin/pytest -q tests/timing
+# `make faults` has the faults of long workflow runs.
+APART := --ignore tests/timing --ignore tests/outside --ignore tests/faults/test_workflow_faults.py
 
-test-all: test slow outside ## run the tests of both lanes and those outside, each once
+slow: .venv/.installed ## run the tests that `make test` leaves out: compilers, browsers, documents, stored rows, long workflow runs, times
+	.venv/bin/pytest -q -m 'slow and not campaign' $(APART) $(WORKERS) --no-loadscope-reorder
+	$(MAKE) timing
+
+lanes: .venv/.installed ## run the tests of `make test` and of `make slow` as one, which collects once and has one end
+	.venv/bin/pytest -q -m 'not campaign' $(APART) $(WORKERS) --no-loadscope-reorder
+	$(MAKE) timing
+
+# With nothing else at work.
+timing: .venv/.installed ## run the tests of times
+	.venv/bin/pytest -q -m 'not campaign' tests/timing
+
+# The lanes have a sample of each kind, with its boundaries.
+campaigns: .venv/.installed ## run what exhausts a kind of tests, before a release: all cases of products, walks over all published runs, thousands of drawn inputs
+	.venv/bin/pytest -q -m campaign --timeout 1200 --ignore tests/timing $(WORKERS) --no-loadscope-reorder
+	.venv/bin/pytest -q -m campaign tests/timing
+	CONFIGS=10000 COMMANDS=2000 FILES=2000 OPERATOR_CASES=10000 GATE_CASES=2000 .venv/bin/pytest -q --timeout 0 $(WORKERS) \
+	  tests/unit/test_fuzz_config.py tests/unit/test_fuzz_commands.py tests/faults/test_fuzz_files.py tests/ops/test_drawn_operators.py tests/ops/test_gate_limits.py
+
+test-all: lanes outside campaigns faults ## run all tests: both lanes, those outside, campaigns and faults
 
 outside: .venv/.installed ## test a wheel in an empty folder, the workflow as a module, conda's environment, the container's definition, a grid through SLURM
-	.venv/bin/pytest -q tests/outside $(WORKERS)
+	.venv/bin/pytest -q -m 'not campaign' tests/outside $(WORKERS)
 
 faults: .venv/.installed ## inject faults and count them: kinds, and what became of them
 	.venv/bin/pytest -q -m fault

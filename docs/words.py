@@ -5,6 +5,7 @@ unless their total would rise.
 """
 
 import ast
+import functools
 import io
 import re
 import sys
@@ -13,7 +14,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RULES = ROOT / "docs/words.toml"
@@ -41,9 +42,15 @@ class Hit(NamedTuple):
     instead: str
 
 
+@functools.cache
+def parsed(text: str) -> dict[str, Any]:
+    """A text in TOML. Thousands of comments are held against the same rules."""
+    return tomllib.loads(text)
+
+
 def rules() -> list[tuple[re.Pattern[str], str]]:
     """Patterns, and what to write in place of a match."""
-    return [(re.compile(rule["pattern"], re.M), rule["instead"]) for rule in tomllib.loads(RULES.read_text())["rule"]]
+    return [(re.compile(rule["pattern"], re.M), rule["instead"]) for rule in parsed(RULES.read_text())["rule"]]
 
 
 def matches(text: str) -> Iterator[tuple[int, str, str]]:
@@ -97,7 +104,7 @@ def in_code() -> dict[str, list[Hit]]:
 
 def left() -> dict[str, int]:
     """How many hits each folder may have."""
-    return tomllib.loads(RULES.read_text()).get("left", {})
+    return parsed(RULES.read_text()).get("left", {})
 
 
 def too_many(hits: dict[str, list[Hit]], allowed: dict[str, int]) -> list[Hit]:

@@ -32,15 +32,20 @@ def pytest_collection() -> Iterator[None]:
 
 
 WHOLE_FILE = re.compile(r"^pytestmark = .*\bpytest\.mark\.slow\b", re.MULTILINE)
+LANES = {
+    "not slow": WHOLE_FILE,
+    "slow and not campaign": re.compile(r"mark\.slow\b"),
+    "campaign": re.compile("campaign", re.IGNORECASE),
+}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A file with no test of the lane that is asked for is not imported: collecting all files takes a core 15 to 20 seconds."""
     lane = config.getoption("markexpr")
-    if lane not in ("slow", "not slow") or not collection_path.match("test_*.py"):
+    if lane not in LANES or not collection_path.match("test_*.py"):
         return None
-    text = collection_path.read_text(encoding="utf-8")
-    return ("mark.slow" not in text if lane == "slow" else bool(WHOLE_FILE.search(text))) or None
+    marked = LANES[lane].search(collection_path.read_text(encoding="utf-8"))
+    return bool(marked) == (lane == "not slow") or None
 
 
 LONGEST = ("workflow", "recipes")  # folders of files whose tests share a fixture that runs for a minute or more
@@ -50,6 +55,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests first, those that take minutes before all: of several workers none then has a slow file left when the others
     are done."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
+    for item in items:
+        if item.get_closest_marker("campaign") and item.path not in slow:  # `make test` would run it
+            raise pytest.UsageError(f"marks of {item.nodeid}: got campaign without slow")
     items.sort(key=lambda item: (item.path.parent.name not in LONGEST, item.path not in slow))
     for item in items:
         if mark := item.get_closest_marker("fault"):

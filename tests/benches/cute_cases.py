@@ -1,4 +1,4 @@
-"""Compile our kernels for some architectures without a GPU and print one JSON line per case: PTX and SASS facts.
+"""Compile our kernels for an architecture without a GPU, every n-th case of each, and print one JSON line per case: PTX and SASS facts.
 
 A program of its own: a mistake in DSL code can abort the process, and kept PTX and cubins are written to the working
 directory. SASS comes from the nvdisasm that triton ships; without it the counts are null.
@@ -522,9 +522,9 @@ def wgrad_gemm(arch: str, dtype: str, gemm: WgradGemm) -> Facts:
     }
 
 
-def compiled(arch: str) -> Iterator[dict[str, object]]:
-    """The facts of a part of the cases: compiling one takes a second and a half."""
-    chosen = list(started(arch))
+def compiled(arch: str, step: int) -> Iterator[dict[str, object]]:
+    """The facts of every `step`-th case of each kernel: compiling one takes a second and a half."""
+    chosen = list(started(arch, step))
     for case, sass in zip(chosen, disassemble(arch, [next(case) for case in chosen]), strict=True):
         try:
             case.send(sass)
@@ -532,7 +532,7 @@ def compiled(arch: str) -> Iterator[dict[str, object]]:
             yield end.value
 
 
-def started(arch: str) -> Iterator[Facts]:
+def started(arch: str, step: int) -> Iterator[Facts]:
     """Those cases, not begun."""
     older = arch == "sm_80"  # it has no conversion to e4m3 and no bulk copies
     for function, cases in (
@@ -551,13 +551,12 @@ def started(arch: str) -> Iterator[Facts]:
         (wgrad_gemm, WGRAD_GEMMS if arch == "sm_90a" else ()),
         (facts, CASES),
     ):
-        few = arch != "sm_90a" or function is quantised_gemm  # whose tiles recur with a period of 5
-        for case in cases if len(cases) < 3 else cases[:: 13 if few else 5]:  # 13: of CASES a pack and a combine
+        many = function is quantised_gemm and step > 1  # their tiles recur with a period of 5
+        for case in cases if len(cases) < 3 else cases[:: 13 if many else step]:
             yield function(arch, *case)
 
 
 if __name__ == "__main__":
     gc.disable()  # the compiler makes many small objects and few cycles: searching them takes an eighth of the time
-    for arch in sys.argv[1:]:
-        for case in compiled(arch):
-            print(json.dumps({"arch": arch} | case), flush=True)
+    for case in compiled(sys.argv[1], int(sys.argv[2])):
+        print(json.dumps(case), flush=True)

@@ -10,6 +10,7 @@ pytest.importorskip("cutlass")
 import torch
 
 from activations import EVERY, GATED
+from campaign import sampled
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.experts.common import activate
 from moe_routing_kernels.gemm.sm90 import epilogue, grouped_gemm, schedule, training_epilogue
@@ -179,7 +180,7 @@ class Barrier:
         return self.phase % 2 != parity
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", sampled(range(3), [0]))
 @pytest.mark.parametrize("cluster", [1, 2])
 @pytest.mark.parametrize(("pingpong", "lag"), [(False, 0), (True, 0), (False, 1), (False, 2)])
 def test_the_ring_neither_hangs_nor_shows_what_has_not_come(numbers, pingpong, lag, cluster, seed):

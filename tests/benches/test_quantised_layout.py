@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("cutlass")
 import torch
 
+from campaign import sampled
 from moe_routing_kernels.experts.cute_quantised import codes_of, takes
 from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.formats.quantisation import dequantise, quantise
@@ -173,7 +174,9 @@ FRAGMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype", "gated", "rows", "columns", "slabs"), FRAGMENTS)
+@pytest.mark.parametrize(
+    ("name", "dtype", "gated", "rows", "columns", "slabs"), sampled(FRAGMENTS, FRAGMENTS[::3], unpack=True)
+)
 def test_fragments_are_the_dequantised_weights(lanes, name, dtype, gated, rows, columns, slabs):
     """Bit by bit, at sizes that fill no block; what is beyond the rows is 0, beyond the columns it is finite."""
     parts, dense = quantised(name, dtype, rows, columns)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import rank_processes
+from campaign import CAMPAIGN
 from moe_routing_bench import api
 from moe_routing_bench.benches.ranks import devices, of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
@@ -203,7 +204,11 @@ def _outputs(rank: int, calls: list[tuple[str, str, str]]) -> list[dict[str, tor
 
 
 @pytest.mark.parametrize(
-    "bench", ["dispatch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ep_pair", *LAYERS))]
+    "bench",
+    [
+        "dispatch",
+        *(pytest.param(name, marks=CAMPAIGN) for name in ("ep_pair", *LAYERS)),
+    ],
 )
 def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench: str) -> None:
     """Of one token, so that the first rank has none. The row says what each rank had, and can be stored."""

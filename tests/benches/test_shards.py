@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from campaign import CAMPAIGN
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
@@ -135,7 +136,7 @@ def test_other_draws_have_as_many_rows_of_the_rank(skew):
 @pytest.mark.parametrize(
     ("bench", "implementations", "axes"),
     [
-        ("layer", ("torch_loop", "torch_grouped_mm", "torch_gather_loop", "auto"), {}),
+        pytest.param("layer", ("torch_loop", "torch_grouped_mm", "torch_gather_loop", "auto"), {}, marks=CAMPAIGN),
         ("layer", ("torch_loop", "torch_grouped_mm"), {"capacity_factor": 1.0, "tp": 3}),
         ("experts", ("torch_loop", "torch_bmm"), {"capacity_factor": 1.0, "layout": "padded"}),
         ("layer", ("torch_loop", "torch_grouped_mm", "torch_gather_loop"), {"tokens": 1, "experts": 64, "top_k": 1}),

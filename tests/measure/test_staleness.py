@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 SHAPE = {"tokens": 16, "hidden": 16, "intermediate": 16, "experts": 8, "top_k": 2, "capacity_factor": 1.25}
 QUICK = Settings(check_seeds=1, warmup_ms=1, interval_us=20, samples_per_block=1, min_blocks=3, max_blocks=3)
 BENCH, KERNELS = PACKAGES
+KINDS = ("gate", "layer", "training")  # a bench of one operation, a composite of all of them, one that runs operators
 FILES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 # For each job in a process of its own: measures it, and prints the files of the package that its worker has loaded. Ceilings, which
 # take longer than all else, are not measured.
@@ -46,10 +47,13 @@ for spec in sys.argv[1:]:
 """
 
 
-def test_what_runs_is_what_makes_stale() -> None:
+@pytest.mark.parametrize(
+    "benches", [KINDS, pytest.param(tuple(name for name in BENCHES if name not in KINDS), marks=pytest.mark.campaign)]
+)
+def test_what_runs_is_what_makes_stale(benches: tuple[str, ...]) -> None:
     """Every file that a worker loads to measure a bench on a CPU is among those whose edit makes it stale."""
     specs = []
-    for name, bench in BENCHES.items():
+    for name, bench in ((name, BENCHES[name]) for name in benches):
         cell = cell_of(name, **SHAPE)
         here = [one.name for one in bench.implementations if not {"gpu", "nvidia", "compiler"} & set(one.requires)]
         names = tuple(one for one in here if not bench.supports(one, cell))
@@ -58,7 +62,7 @@ def test_what_runs_is_what_makes_stale() -> None:
     environment = forks.environment(BENCH.parent)
     done = subprocess.run([python, "-c", SCRIPT, *specs], env=environment, capture_output=True, text=True, check=False)
     loaded = dict(map(json.loads, done.stdout.splitlines()))
-    assert loaded.keys() == BENCHES.keys(), done.stderr
+    assert loaded.keys() == {*benches}, done.stderr
     for name, files in loaded.items():
         known = {path.resolve() for path in BENCHES[name].code_files()}
         assert {Path(file).resolve() for file in files} <= known, name

@@ -8,6 +8,7 @@ from operator_cases import EACH, cases
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from campaign import sampled
 from moe_routing_kernels.activations import ACTIVATIONS
 from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.ops import backends, blocks, cuda, reference
@@ -110,7 +111,12 @@ def test_copies_of_weights_are_bounded(dtype: torch.dtype, blocks_at_once: int, 
 
 
 @pytest.mark.parametrize(
-    ("layout", "dtype"), [case for case in EACH if case[0] != "expanded" and case[1] != torch.float16]
+    ("layout", "dtype"),
+    sampled(
+        [case for case in EACH if case[0] != "expanded" and case[1] != torch.float16],
+        [("sliced", torch.float32), ("empty", torch.float32), ("contiguous", torch.bfloat16)],
+        unpack=True,
+    ),
 )
 def test_nothing_on_cuda_reads_tensors_on_the_host(layout: str, dtype: torch.dtype, monkeypatch) -> None:
     """Every operation without kernels, forward and backward: tensors without data suffice. The reference of experts needs these."""

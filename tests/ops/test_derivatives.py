@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from campaign import sampled
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.ops import backends
@@ -199,7 +200,11 @@ def test_feed_has_first_derivatives(activation: str) -> None:
 
 @pytest.mark.parametrize(
     ("case", "whole"),
-    [*((case, True) for case in ("pack", "combine_y", "layer_x", "gate")), ("pack", False), ("layer_x", False)],
+    sampled(
+        [*((case, True) for case in ("pack", "combine_y", "layer_x", "gate")), ("pack", False), ("layer_x", False)],
+        [("combine_y", True), ("layer_x", True), ("pack", False)],
+        unpack=True,
+    ),
 )
 def test_nor_are_they_zero_when_compiled(case: str, whole: bool) -> None:
     """Within compiled code, and around it, compiled before."""

@@ -1,7 +1,7 @@
 """All operators together, drawn: sizes, layouts, dtypes, rules, capacities, activations and special values, against `dense` in float64.
 
 Three ways to the same layer: `ops.layer`, `ops.fused_experts` behind the gate, and route, experts and combine. 1,200 cases, the same in each
-run, 400 of them in the fast lane; or as many new ones as OPERATOR_CASES says, with --timeout 0: 50,000 take twenty minutes.
+run, FEW of them in the fast lane, the others in `make campaigns`; or as many new ones as OPERATOR_CASES says, with --timeout 0: 50,000 take twenty minutes.
 """
 
 import os
@@ -23,7 +23,7 @@ from moe_routing_kernels.routers import ROUTERS
 
 torch.set_num_threads(1)
 CASES = int(os.environ.get("OPERATOR_CASES", "1200"))
-FEW = 400
+FEW = 150
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("contiguous", "transposed", "expanded", "sliced")
 ACTIVATIONS = (*EVERY, "swiglu_limit0.5")
@@ -286,6 +286,7 @@ def test_a_layer_is_that_of_its_definition(case: Case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 @drawn(max_examples=max(1, CASES - FEW))
 @given(case=cases())
 def test_any_layer_is_that_of_its_definition(case: Case) -> None:

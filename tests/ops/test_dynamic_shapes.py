@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from campaign import CAMPAIGN
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.ops import backends
@@ -66,7 +67,8 @@ FUNCTIONS |= {f"stages_{layout}": in_stages(layout) for layout in ("padded", "bl
 # Compiling takes all the time: `make test` has the whole layer, with and without a bound of its capacity.
 FAST = ("layer", "dropping")
 # Each is trained, which has its forward pass, too; those of `make test` are also compiled for inference.
-TRAINED = [pytest.param(name, True, marks=() if name in FAST else pytest.mark.slow) for name in FUNCTIONS]
+LATER = {"experts": pytest.mark.slow, "stages_block64": pytest.mark.slow}  # the others are left to `make campaigns`
+TRAINED = [pytest.param(name, True, marks=() if name in FAST else LATER.get(name, CAMPAIGN)) for name in FUNCTIONS]
 
 
 def drawn(tokens: int, training: bool, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -95,7 +97,9 @@ def count(function: Callable[..., Tensor], training: bool, marked: bool, dtype: 
     return graphs.frame_count
 
 
-@pytest.mark.parametrize(("name", "training"), [*TRAINED, *((name, False) for name in FAST)])
+@pytest.mark.parametrize(
+    ("name", "training"), [*TRAINED, ("layer", False), pytest.param("dropping", False, marks=CAMPAIGN)]
+)
 def test_one_graph_serves_any_number_of_tokens(name: str, training: bool) -> None:
     """At once, as the dimension is marked."""
     assert count(FUNCTIONS[name], training, True, torch.float32) == 1
@@ -120,8 +124,9 @@ def test_so_where_kernels_keep_sums(name: str, monkeypatch: pytest.MonkeyPatch) 
     ("name", "training"),
     [
         ("layer", True),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in FUNCTIONS if name != "layer"),
-        *(pytest.param(name, False, marks=pytest.mark.slow) for name in FAST),
+        pytest.param("dropping", True, marks=pytest.mark.slow),
+        *(pytest.param(name, True, marks=CAMPAIGN) for name in FUNCTIONS if name not in FAST),
+        *(pytest.param(name, False, marks=CAMPAIGN) for name in FAST),
     ],
 )
 def test_no_token_and_one_are_right(name: str, training: bool) -> None:

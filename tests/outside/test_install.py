@@ -13,6 +13,7 @@ from project import Project
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.campaign
 def test_a_torch_that_is_there_is_used(tmp_path: Path) -> None:
     """In an environment of its own, in which the programs of the project are, and what that Python lacks."""
     project = Project.create(tmp_path / "project")

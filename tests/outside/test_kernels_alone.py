@@ -105,7 +105,8 @@ def test_operators_load_nothing_of_the_study(alone: Path) -> None:
     assert python(code, alone).strip() == "[]"
 
 
-def test_it_compiles_with_the_older_cute_dsl(alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("training", [False, pytest.param(True, marks=pytest.mark.campaign)])
+def test_it_compiles_with_the_older_cute_dsl(training: bool, alone: Path, tmp_path: Path) -> None:
     """4.8.0 and tvm-ffi 0.1.11, as the engines pin them; `tests/ops/test_prepare.py` has the version of this environment."""
     pytest.importorskip("cutlass")
     folder = tmp_path / "older"
@@ -115,10 +116,10 @@ def test_it_compiles_with_the_older_cute_dsl(alone: Path, tmp_path: Path) -> Non
         pytest.skip(f"the older CuTe DSL cannot be had: {done.stderr.splitlines()[-1][:200]}")
     code = (
         "import importlib.metadata as m; from moe_routing_kernels import ops;"
-        f"print(ops.prepare({SIZES}, training=True), m.version('nvidia-cutlass-dsl'), m.version('apache-tvm-ffi'))"
+        f"print(ops.prepare({SIZES}, training={training}), m.version('nvidia-cutlass-dsl'), m.version('apache-tvm-ffi'))"
     )
     paths = (alone, folder, folder / "nvidia_cutlass_dsl/dsl_packages")
     printed = python(code, *paths, MOE_ROUTING_KERNELS_CACHE=str(tmp_path / "cache"))
     count, *versions = printed.splitlines()[-1].split()
     assert versions == ["4.8.0", "0.1.11"]
-    assert int(count) == len(list((tmp_path / "cache").glob("*.o"))) > 8
+    assert int(count) == len(list((tmp_path / "cache").glob("*.o"))) > (8 if training else 4)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from campaign import CAMPAIGN
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.quality import engine, evaluate, language_model, loop, steps
 from moe_routing_bench.quality.engine import Engine
@@ -23,7 +24,19 @@ from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.routers.zoo import ZOO
 
 STATEFUL = ("softk", "noisy_topk", "quantile_balancing")
-QUICK = [pytest.param(rule, marks=() if rule in (DENSE, *STATEFUL) else pytest.mark.slow) for rule in (DENSE, *ZOO)]
+# One rule per kind of choice: biases that learn, ids of the text, experts that choose, any number of experts, assignments, two rounds.
+KINDS = (
+    "loss_free_bias",
+    "hash_random",
+    "expert_choice",
+    "top_p",
+    "base",
+    "null_experts",
+    "chain_of_experts",
+    "soft_moe",
+)
+MARKS = dict.fromkeys((DENSE, *STATEFUL), ()) | dict.fromkeys(KINDS, pytest.mark.slow)
+QUICK = [pytest.param(rule, marks=MARKS.get(rule, CAMPAIGN)) for rule in (DENSE, *ZOO)]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from campaign import CAMPAIGN
 from moe_routing_bench.config import load as config
 from moe_routing_bench.grid.run_spec import DENSE, Run
 from moe_routing_bench.quality import loop, plan, run_rows, train
@@ -51,7 +52,7 @@ CASES = [
     pytest.param(
         run,
         id=f"{run.router}-{run.shared_gate}-{run.match}",
-        marks=() if run.router in QUICK or run.shared_gate == "joint" else pytest.mark.slow,
+        marks=() if run.router in QUICK or run.shared_gate == "joint" else CAMPAIGN,
     )
     for run in kinds()
 ]

@@ -1,13 +1,14 @@
 """Every recipe of docs/extending.md, followed to the letter in a copy of the repository, and its result used for real."""
 
 import importlib
+import os
 import re
 import shutil
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+import first_cases
 import noticing
 import pyarrow as pa
 import pytest
@@ -19,6 +20,17 @@ from moe_routing_bench.store.parquet import write_table
 
 pytestmark = pytest.mark.slow
 
+UNIT = (
+    "axes",
+    "config",
+    "dequant",
+    "formats",
+    "preset_cells",
+    "preset_library",
+    "published_rows",
+    "routers",
+    "weight_formats",
+)
 ELSEWHERE = ("gpu", "recipes", "timing", "workflow")
 
 
@@ -127,11 +139,9 @@ def test_router(copy: Copy) -> None:
 
 
 def test_rule_to_train_with(copy: Copy) -> None:
-    """A model is trained with it, and it stands the tests of every rule."""
+    """A model is trained with it; that it stands the tests of every rule is in the last test of this file."""
     printed = copy.follow(RECIPES["Add a rule to train with"])
     assert re.search(r"topk_temperature.* step 4/4 train .* bits/byte", printed), printed
-    shutil.copytree(ROOT / "tests/routers", copy.folder / "tests/routers")
-    assert " passed" in copy.run("python", "-m", "pytest", "-q", "tests/routers/test_zoo.py", "-k", "topk_temperature")
 
 
 def test_figure(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,15 +195,28 @@ def test_tests_that_notice_a_new_entry_are_known(body: str, noticed: bool, tmp_p
     assert not noticing.tests(path)
 
 
-@pytest.mark.timeout(900)  # as long as two cores that others use take for three thousand tests
-def test_no_recipe_turns_a_test_red(tmp_path: Path) -> None:
-    """All recipes together, then every test of the fast lane that could notice. `make recipes` runs the whole lane."""
+@pytest.mark.timeout(900)  # as long as two cores that others use take for hundreds of tests
+@pytest.mark.parametrize(
+    "folders",
+    [("benches", "faults", "measure", "ops", "routers"), pytest.param(("*",), marks=pytest.mark.campaign)],
+    ids=["kernels", "all"],
+)
+def test_no_recipe_turns_a_test_red(folders: tuple[str, ...], tmp_path: Path) -> None:
+    """All recipes together, then the tests of the fast lane that could notice: the first case of each, and those of what the recipes add. `make
+    recipes` runs the whole lane."""
     tree(tmp_path)
-    files = [path for path in (tmp_path / "tests").glob("*/test_*.py") if path.parent.name not in ELSEWHERE]
-    tests = [test for path in sorted(files) for test in noticing.tests(path)]
-    assert len(tests) > 200
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2"]
-    command += ["-m", "not slow", *tests]
-    variables = environment(tmp_path) | {forks.SHARED: str(forks.programs())}
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    assert all(name in "".join(RECIPES.values()) for name in first_cases.NEW)
+    files = [path for folder in folders for path in (tmp_path / "tests").glob(f"{folder}/test_*.py")]
+    files += [] if folders == ("*",) else [tmp_path / f"tests/unit/test_{name}.py" for name in UNIT]
+    chosen = sorted(path for path in files if path.parent.name not in ELSEWHERE)
+    tests = [test for path in chosen for test in noticing.tests(path)]
+    assert len(tests) > 100
+    command = [forks.programs() / forks.PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "first_cases"]
+    variables = environment(tmp_path)
+    variables["PYTHONPATH"] += os.pathsep + str(tmp_path / "tests/recipes")
+    done = subprocess.run(
+        [*command, "-m", "not slow", *tests], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    *_, passed = re.findall(r"(\d+) passed", done.stdout)
+    assert int(passed) > len(tests), "there are cases of new entries"

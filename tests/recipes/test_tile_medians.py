@@ -170,6 +170,7 @@ def test_operators_with_limits_are_beside_those_without() -> None:
     ]
 
 
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     ("name", "printed"),
     [

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from rows import frame, one, rows, some
 
+from campaign import sampled
 from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
@@ -207,7 +208,7 @@ def test_who_is_fastest_and_who_ties():
     assert composites.choose_cells(many)["tokens"].max() == composites.MOST_CELLS - 1
 
 
-@pytest.mark.parametrize("behind", [1.15, 5, 7.9, 8, 30, 120])
+@pytest.mark.parametrize("behind", sampled([1.15, 5, 7.9, 8, 30, 120], [1.15, 7.9, 8, 120]))
 def test_numbers_below_the_fastest_keep_apart(behind):
     """However far behind the slowest is, and however wide the names of cells."""
     cells = [
@@ -251,7 +252,13 @@ def with_others():
 
 
 # No format changes the loads of load_cv; formats and format_limits are of nothing but formats.
-@pytest.mark.parametrize("name", [name for name in MEASURED if name not in ("load_cv", "formats", "format_limits")])
+@pytest.mark.parametrize(
+    "name",
+    sampled(
+        [name for name in MEASURED if name not in ("load_cv", "formats", "format_limits")],
+        ["bandwidth", "pareto", "speedup", "crossover", "backward"],
+    ),
+)
 def test_rows_that_differ_in_a_format_are_labelled_or_said_to_be_pooled(name, full):
     """Whatever the figure: the name of the axis, or its value as keys spell it, is in the picture."""
     text = draw(name, fitted(name, with_others()))[1]

@@ -60,6 +60,7 @@ def grid(folder: Path, cells: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_the_plan_of_a_cell_is_that_of_a_job_and_two_thirds(tmp_path: Path) -> None:
     """It has an input, a log, parameters and a message besides. It was twice that of a bare job while two rules listed every cell."""
     each = {}

@@ -71,6 +71,7 @@ def first(made, *names):
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_every_architecture_of_the_library_gives_the_sizes_of_its_class(subtests, tmp_path):
     """One test of all of them: finding them imports a thousand modules, which each worker would do to collect a test of each."""
     known = kinds()

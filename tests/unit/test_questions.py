@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from campaign import sampled
 from moe_routing_bench.answers import nearest, stored
 from moe_routing_bench.answers.ask import ask
 from moe_routing_bench.answers.nearest import FAR, formats_of
@@ -249,7 +250,7 @@ def test_a_row_without_an_interval_has_its_time_alone():
     assert pair["text"] in " ".join(lines(named))
 
 
-@pytest.mark.parametrize("platform", ["nvidia-h200", "nvidia-h100-80gb-hbm3"])
+@pytest.mark.parametrize("platform", sampled(["nvidia-h200", "nvidia-h100-80gb-hbm3"], ["nvidia-h100-80gb-hbm3"]))
 def test_the_platform_page_answers_as_the_terminal(platform, tmp_path):
     """Every question, of the page's own rows by its own scripts: the cell, sentences, ratios and curves are those of `ask`."""
     data = platform_page.page_data(platform, platform_page.read(platform), models())

@@ -7,6 +7,7 @@ import pytest
 from rows import frame, one
 from typer.testing import CliRunner
 
+from campaign import sampled
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli.main import app
 from moe_routing_bench.config.axes import AXES
@@ -42,7 +43,11 @@ def tiny(command: Command) -> tuple[str, ...]:
     return command.bench, *(word for name, text in options.items() for word in (f"--{name.replace('_', '-')}", text))
 
 
-@pytest.mark.parametrize("words", sorted({tiny(command) for command in COMMANDS.values()}), ids=" ".join)
+EVERY = sorted({tiny(command) for command in COMMANDS.values()})
+OF_EACH_BENCH = {words[0]: words for words in EVERY}
+
+
+@pytest.mark.parametrize("words", sampled(EVERY, OF_EACH_BENCH.values()), ids=" ".join)
 @pytest.mark.usefixtures("no_ceilings")
 def test_every_command_runs_at_a_tiny_size(words):
     """Commands that are the same at that size run once."""

@@ -12,6 +12,7 @@ import pytest
 from rows import rows, some
 from test_feed import check
 
+from moe_routing_bench.cli import published as published_commands
 from moe_routing_bench.cli.published import site
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config import claims
@@ -187,9 +188,16 @@ def test_a_missing_report_of_a_published_run_is_built(published, monkeypatch):
     page.write_text("")
     site(Path("site"))
     assert page.read_text() == text, "an empty file is no report"
-    page.write_text("kept")
-    site(Path("site"), rebuild=True)
-    assert page.read_text() == text
+
+
+def test_rebuild_builds_what_is_there(published, monkeypatch):
+    """Every published run, and none without it."""
+    monkeypatch.chdir(published)
+    built = []
+    monkeypatch.setattr(published_commands, "_build", built.append)
+    for rebuild in (False, True):
+        site(Path("site"), rebuild=rebuild)
+    assert built == [[], ["nvidia-h200.seed-004"]]
 
 
 def test_a_contradicting_manifest_stops_the_site(published, tmp_path, monkeypatch):

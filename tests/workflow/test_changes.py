@@ -203,6 +203,7 @@ def test_swapped_settings_measure_everything(project: Project) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.campaign
 def test_the_config_says_how_many_threads_measure(project: Project) -> None:
     """One without it, which Snakemake's log says; another number is another measurement, and stored."""
     rows = project.folder / "results/cpu/measurements.parquet"
