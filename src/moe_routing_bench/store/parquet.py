@@ -146,8 +146,7 @@ def outvoted(
     counts = Counter(code for codes in found.values() for code in codes)
     if len(counts) < 2:
         return len(counts), []
-    wanted = today()
-    kept = wanted if wanted in counts else counts.most_common(1)[0][0]
+    kept = wanted if (wanted := today()) in counts else counts.most_common(1)[0][0]
     return len(counts), sorted(path for path, codes in found.items() if codes != {kept})
 
 
@@ -222,9 +221,7 @@ class Newer(UserError):
 
 def versions(table: pa.Table) -> set[int | None]:
     """The schema versions of a table's rows; None where it has no such column."""
-    if "schema_version" not in table.column_names:
-        return {None}
-    return set(table["schema_version"].to_pylist())
+    return set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}
 
 
 def check_versions(path: Path, table: pa.Table, ours: int) -> None:
