@@ -12,7 +12,7 @@ from rows import frame, one
 
 from browser import asked, loaded
 from many_rows import FULL, many
-from moe_routing_bench.report import pictures
+from moe_routing_bench.report import page
 from moe_routing_bench.report import row_data as report_samples
 from moe_routing_bench.report.document import Dot
 from moe_routing_bench.report.packing import compressed, pieces, written
@@ -94,9 +94,9 @@ def test_of_many_rows_fewer_samples_are_kept(monkeypatch):
 def test_a_small_picture_stays_small():
     """Of many dots every so manieth, and the one that the sentence is about."""
     dots = [Dot(f"d{i}", i + 1, i + 0.5, i + 1.5, chosen=i == 1001) for i in range(2000)]
-    drawn = pictures.picture(dots, "times as fast", "x")
-    assert drawn.count("<circle") <= pictures.MOST + 1 and "d1001 " in drawn and "times as fast, one in 34" in drawn
-    assert "one in" not in pictures.picture(dots[: pictures.MOST], "times as fast", "x")
+    drawn = page.picture(dots, "times as fast", "x")
+    assert drawn.count("<circle") <= page.MOST + 1 and "d1001 " in drawn and "times as fast, one in 34" in drawn
+    assert "one in" not in page.picture(dots[: page.MOST], "times as fast", "x")
 
 
 def test_a_browser_that_cannot_unpack_says_where_the_rows_are(tmp_path):

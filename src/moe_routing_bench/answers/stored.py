@@ -19,7 +19,8 @@ from moe_routing_bench.store import paths
 from moe_routing_bench.store.project_files import ROWS, ROWS_FORM, published_rows, shipped
 from moe_routing_kernels.errors import bad
 
-if TYPE_CHECKING:  # Arrow takes longer to import than an answer, and a wheel's rows need none
+# Arrow takes longer to import than an answer, and a wheel's rows need none.
+if TYPE_CHECKING:
     import pyarrow as pa
 
 Row = Mapping[str, Any]

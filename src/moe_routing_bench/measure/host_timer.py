@@ -37,7 +37,10 @@ class HostTimer:
         self.returned: list[object] = [None] * len(calls)
         self.alone: list[float] = []
         self._computed, self._among = 0.0, list[float]()  # per call, µs: of the last calls, and of every sample
-        self._after, self._ratios = 0.0, list[float]()  # of the last rotation after a sample; of lone ones to these
+        self._afters, self._lones = (
+            list[float](),
+            list[float](),
+        )  # per call, µs: of rotations after samples, and of lone ones
         self._elsewhere: list[float] = []
         self._next = self._turn = 0
         once = max(self._timed(0, len(calls)), 0.1)
@@ -99,19 +102,23 @@ class HostTimer:
     def after_sample(self) -> None:
         """A sample, and a rotation that goes on without a pause."""
         self.sample()
-        self._after = self._rotation(self._next)
+        self._afters.append(max(self._rotation(self._next), 1e-3))
         self._next += len(self.calls_list)
 
     def lone(self) -> None:
         """Every call once, without a pause, to be compared with the last rotation `after_sample`."""
-        self._ratios.append(max(self._rotation(0) - _BETWEEN_US, 1e-3) / max(self._after, 1e-3))
+        self._lones.append(max(self._rotation(0) - _BETWEEN_US, 1e-3))
 
     def left_out(self, last: bool) -> float:
-        """Times as long as after a sample a call computes in a lone rotation: the upper end of the 95 % interval, or the median in the `last`
-        attempt and of few pairs; 0 without any."""
-        logs = np.log(self._ratios)
+        """Times as long as after a sample a call computes in a lone rotation: the upper end of the 95 % interval, or the median where there are few
+        pairs; 0 without any. In the `last` attempt also no more than the least of the ones over the least of the others, as work that is left out is
+        left out in the quietest moment, too."""
+        if not self._lones:
+            return 0.0
+        logs = np.log(self._lones) - np.log(self._afters[: len(self._lones)])
         ends = None if last else intervals.interval(logs.tolist())
-        return float(np.exp(ends[1] if ends else np.median(logs))) if self._ratios else 0.0
+        found = float(np.exp(ends[1] if ends else np.median(logs)))
+        return min(found, min(self._lones) / min(self._afters)) if last else found
 
     check = rotate  # a sample need not reach every set
 

@@ -38,7 +38,8 @@ _MORE_ATTEMPTS, _MORE_WAITING, _MORE_SECONDS = 4, 40, 10.0
 # a busy CPU is less than that of as few rotations now and then: honest calls were 1.6 times as long.
 _SHORTENED_HOST, _SHORTENED_FEW, _SHORTENED = 1.25, 1.8, 1.3
 # The median of pairs of rotations, where eight other processes compute on two cores: honest calls were 0.94 to 1.08 times as long in 80 pairs,
-# those of 1.4 times as much work 1.2 to 1.31 times. Next to a load of 12 to 25 four honest ones in some thousand were 1.31 to 1.36.
+# those of 1.4 times as much work 1.2 to 1.31 times. Next to a load of 12 to 25 four honest ones in some thousand were 1.31 to 1.36, and one 1.58,
+# which is why the least of both decides, too.
 _SHORTENED_PAIRS = 1.45
 _FEW_SAMPLES = 50
 _ELSEWHERE = 0.2  # share of the computing in a call that other threads may do, as a thread that ends does

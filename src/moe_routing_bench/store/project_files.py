@@ -43,7 +43,7 @@ ROWS, ROWS_FORM = "answers.json.gz", 1  # what a wheel has of published rows, in
 def published_rows(path: Path) -> Mapping[str, Any]:
     """What a file of rows (`answers.stored.packed`) has of each run. Raises `UserError` for one that is damaged, too large or of another form."""
     try:
-        with gzip.open(io.BytesIO(guarded.content(path))) as file:
+        with gzip.open(io.BytesIO(guarded.content(path)), "rb") as file:
             text = file.read(guarded.MOST_CSV + 1)
         guarded.check_amount(len(text), guarded.MOST_CSV, "bytes")
         content = json.loads(text)
