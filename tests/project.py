@@ -45,6 +45,22 @@ GRID = [
 CELLS = {"pack": 2, "combine": 2, "gate": 1, "routing": 1}
 DRAWN = sum(figure.source == "measurements" for figure in FIGURES.values())  # the small grid trains nothing
 SHOWN = ("pareto", "speedup", "load_cv")  # the figures of runs whose jobs are counted: some that are drawn fast
+# The smallest entry of training runs, which adapters are also trained on.
+BASE = {
+    "label": "base",
+    "router": ["softk"],
+    "seed": [1],
+    "corpora": {"stdlib": 20000},
+    "experts": 4,
+    "dim": 16,
+    "heads": 2,
+    "expert_hidden": 16,
+    "sequence": 32,
+    "batch": 4,
+    "steps": 4,
+    "warmup": 1,
+    "lr": 0.01,
+}
 OF_BOTH = ("crossover", "training_curves")  # figures of both tables, of measurements and of training runs
 
 

@@ -6,21 +6,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from loopback import queue, slurm, submit, until
-from project import GRID, OF_BOTH, Project
+from project import BASE, GRID, OF_BOTH, Project
 
 __all__ = ["slurm"]
 # It waits for two queues, and beside other tests it has little of the cores.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1300)]
-TRAINED = {
-    "label": "tiny",
-    "router": ["softk"],
-    "seed": [1],
-    "corpora": {"stdlib": 20000},
-    "experts": 4,
-    "dim": 16,
-    "heads": 2,
-}
-TRAINED |= {"expert_hidden": 16, "sequence": 32, "batch": 4, "steps": 4, "warmup": 1, "lr": 0.01}
 
 
 def test_a_grid_in_allocations_of_which_one_is_cancelled(
@@ -29,7 +19,7 @@ def test_a_grid_in_allocations_of_which_one_is_cancelled(
     """Submitted again it goes on to the report: what was measured stays, and every row names its job."""
     monkeypatch.delenv("MOE_ROUTING_BENCH_WORKER")  # a share has many cells, which one warm process measures
     project = Project.create(tmp_path / "project")
-    project.configure([GRID[0] | {"tokens": [*range(64, 73)]}, GRID[1]], quality=[TRAINED])
+    project.configure([GRID[0] | {"tokens": [*range(64, 73)]}, GRID[1]], quality=[BASE])
     project.draw_only(*OF_BOTH)
     results, report = project.folder / "results/cpu", project.folder / "reports/cpu/index.html"
 

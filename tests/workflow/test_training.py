@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from moe_routing_bench.figures import FIGURES
-from project import CELLS, DRAWN, GRID, Project, count
+from project import BASE, CELLS, DRAWN, GRID, Project, count
 
 ENTRY = {
     "label": "tiny",
@@ -30,21 +30,6 @@ ENTRY = {
     "warmup": 1,
     "timing": True,
     "pilot": {"lr": [0.01, 0.001], "steps": 3},
-}
-BASE = {
-    "label": "base",
-    "router": ["softk"],
-    "seed": [1],
-    "corpora": {"stdlib": 20000},
-    "experts": 4,
-    "dim": 16,
-    "heads": 2,
-    "expert_hidden": 16,
-    "sequence": 32,
-    "batch": 4,
-    "steps": 4,
-    "warmup": 1,
-    "lr": 0.01,
 }
 ADAPTED = {
     "label": "other",

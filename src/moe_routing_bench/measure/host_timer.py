@@ -37,10 +37,8 @@ class HostTimer:
         self.returned: list[object] = [None] * len(calls)
         self.alone: list[float] = []
         self._computed, self._among = 0.0, list[float]()  # per call, µs: of the last calls, and of every sample
-        self._afters, self._lones = (
-            list[float](),
-            list[float](),
-        )  # per call, µs: of rotations after samples, and of lone ones
+        self._afters: list[float] = []  # per call, µs: of rotations after samples
+        self._lones: list[float] = []  # of the lone rotations right after these
         self._elsewhere: list[float] = []
         self._next = self._turn = 0
         once = max(self._timed(0, len(calls)), 0.1)

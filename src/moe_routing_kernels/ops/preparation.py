@@ -168,44 +168,16 @@ def compile_layer(
     inference: bool = True,
     training: bool = False,
     adds: tuple[bool, ...] = (False,),
+    gate: bool = True,
 ) -> None:
-    """Put the kernels of all operators of a layer into the cache: those of `inference`, and those of `training`.
+    """Put the kernels of all operators of a layer into the cache: those of `inference`, and those of `training`, with its `gate` or without.
 
     `logits`, `ids` and `weights` are the formats of the scores, and of what a router of its own gives; `adds` says whether combine has
     a residual. What runs in Triton or torch compiles when it runs.
     """
-    compile_gate(problem, target, logits)
-    _compile_behind_gate(problem, target, ids, weights, inference, training, adds)
-
-
-def compile_ep_layer(problem: Layer, ranks: int, target: Target, *, spare: int = 0, training: bool = False) -> None:
-    """Put the kernels of `ops.ep.layer` into the cache, for a layer whose tokens are those of all ranks.
-
-    A rank's experts, and `spare` more, are asked for as many rows as there are tokens: nearly all of them go to each of few ranks.
-    """
     layout, dtype = problem.layout, problem.dtype
-    own = RowLayout(
-        -(-layout.tokens // ranks), ranks, ranks
-    )  # rows of a rank's tokens to ranks, which are what experts are elsewhere
-    compile_gate(replace(problem, layout=replace(layout, tokens=own.tokens)), target)
-    _compile(own.problem, target)
-    _compile(Pack(own.tokens, problem.hidden, ranks, own.rows, dtype, dtype, padding=True), target)
-    _compile(Combine(own.tokens, problem.hidden, ranks, dtype, dropping=True), target, add=False)
-    local = RowLayout(layout.tokens, layout.top_k, layout.experts // ranks + spare)
-    _compile_behind_gate(replace(problem, layout=local), target, inference=not training, training=training)
-
-
-def _compile_behind_gate(
-    problem: Layer,
-    target: Target,
-    ids: str = "int32",
-    weights: str = "fp32",
-    inference: bool = True,
-    training: bool = False,
-    adds: tuple[bool, ...] = (False,),
-) -> None:
-    """`compile_layer` but for its gate."""
-    layout, dtype = problem.layout, problem.dtype
+    if gate:
+        compile_gate(problem, target, logits)
     _compile(replace(layout.problem, ids=ids), target)
     way = chooser.way(problem, target) if inference else None
     if training or way is None or not way.gathers:
@@ -220,6 +192,22 @@ def _compile_behind_gate(
         _compile(combine, target, add=add)
     if training:
         _compile(replace(combine, weights="fp32"), target, add=False)
+
+
+def compile_ep_layer(problem: Layer, ranks: int, target: Target, *, spare: int = 0, training: bool = False) -> None:
+    """Put the kernels of `ops.ep.layer` into the cache, for a layer whose tokens are those of all ranks.
+
+    A rank's experts, and `spare` more, are asked for as many rows as there are tokens: nearly all of them go to each of few ranks.
+    """
+    layout, dtype = problem.layout, problem.dtype
+    # Rows of a rank's tokens go to ranks, which are what experts are elsewhere.
+    own = RowLayout(-(-layout.tokens // ranks), ranks, ranks)
+    compile_gate(replace(problem, layout=replace(layout, tokens=own.tokens)), target)
+    _compile(own.problem, target)
+    _compile(Pack(own.tokens, problem.hidden, ranks, own.rows, dtype, dtype, padding=True), target)
+    _compile(Combine(own.tokens, problem.hidden, ranks, dtype, dropping=True), target, add=False)
+    local = RowLayout(layout.tokens, layout.top_k, layout.experts // ranks + spare)
+    compile_layer(replace(problem, layout=local), target, inference=not training, training=training, gate=False)
 
 
 def _compile(problem: Any, target: Target, **options: Any) -> None:
