@@ -21,6 +21,7 @@ from torch.multiprocessing.spawn import spawn
 from moe_routing_bench.benches.ep_layer.step import captured
 from moe_routing_kernels import ops
 from moe_routing_kernels.ops import ep
+from moe_routing_kernels.ops.mailbox import Mailbox
 
 CUDA = torch.cuda.is_available()
 RANKS = torch.cuda.device_count() if CUDA else 2
@@ -87,6 +88,59 @@ def check(device: torch.device, tokens: list[int], lean: float = 0.0, **options:
     return float(worst)
 
 
+def check_mailbox(device: torch.device, tokens: list[int], lean: float = 0.0) -> float:
+    """The largest relative error of outputs of any rank, in eager mode and in replays of a CUDA graph with another routing."""
+    rank, (hidden, inter, experts, top_k) = dist.get_rank(), SIZES
+    first, local = sum(tokens[:rank]), experts // RANKS
+    mine, held = slice(first, first + tokens[rank]), slice(rank * local, (rank + 1) * local)
+    shapes = (sum(tokens), hidden), (sum(tokens), experts), (experts, 2 * inter, hidden), (experts, hidden, inter)
+    x, logits, w13, w2 = drawn(7, device, *shapes, scales=(1, 1, hidden**-0.5, inter**-0.5))
+    logits[:, :local] += lean
+    x, w13, w2, others = x.to(DTYPE), w13.to(DTYPE), w2.to(DTYPE), logits.flip(1).contiguous()
+    box = Mailbox(max(tokens) + 3, hidden, top_k, local, DTYPE)
+    own, errors = logits[mine].clone(), []
+
+    def call() -> Tensor:
+        return ep.layer(x[mine], own, w13[held], w2[held], top_k, residual=x[mine], mailbox=box)
+
+    def compare(got: Tensor, scores: Tensor) -> None:
+        expected = ops.layer(x, scores, w13, w2, top_k=top_k)[mine].double() + x[mine].double()
+        errors.append((got.double() - expected).norm() / expected.norm().clamp_min(1e-30))
+
+    with torch.no_grad():
+        for scores in (logits, others, logits):
+            own.copy_(scores[mine])
+            compare(call(), scores)
+        results: list[Tensor] = []
+        replay = captured(lambda: results.append(call()))
+        for scores in (others, logits, others):
+            own.copy_(scores[mine])
+            results[-1].fill_(float("nan"))
+            replay()
+            compare(results[-1], scores)
+    worst = torch.stack(errors).max().nan_to_num(1e9)
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return float(worst)
+
+
+def nobody_comes(device: torch.device) -> bool:
+    """Whether a rank that waits in vain says so after its time, and the next mailbox works."""
+    box = Mailbox(16, 64, 2, 4, DTYPE, seconds=1.0)
+    x, ids = torch.ones(8, 64, device=device, dtype=DTYPE), torch.zeros(8, 2, device=device, dtype=torch.int32)
+    said = True
+    if dist.get_rank() == 0:
+        box.out(x, ids, ids.float())
+        torch.cuda.synchronize()
+        try:
+            box.out(x, ids, ids.float())
+        except RuntimeError as error:
+            said = "rank 1" in str(error)
+        else:
+            said = False
+    dist.barrier()
+    return said
+
+
 def microseconds(run: Callable[[], object], calls: int = 20, repeats: int = 5) -> float:
     """Time of a call: the median of repeats, of the slowest rank."""
     for _ in range(3):
@@ -147,6 +201,26 @@ def exchanges(device: torch.device, tokens: int, hidden: int) -> None:
         )
 
 
+def mailboxes(device: torch.device, tokens: int, hidden: int, experts: int, top_k: int) -> None:
+    """The same rows by a mailbox: out, back, and both."""
+    local = experts // RANKS
+    box = Mailbox(tokens, hidden, top_k, local, DTYPE)
+    x, logits = drawn(dist.get_rank(), device, (tokens, hidden), (tokens, experts), scales=(1, 1))
+    ids, weights = ops.gate(logits, top_k)
+    x, y, sums = x.to(DTYPE), torch.empty_like(x, dtype=DTYPE), torch.randn_like(box.rows)
+    wire = tokens * hidden * x.element_size() * (RANKS - 1)
+
+    def pair() -> None:
+        box.out(x, ids, weights)
+        box.back(sums, ids, None, y)
+
+    for what, run in (("pair", pair), ("pair, graph", captured(pair))):
+        us = microseconds(run)
+        say(
+            f"mailbox, T={tokens}, H={hidden}, {box.letters.blocks} blocks, {what}: {us:.1f} us, {2 * wire / us / 1e3:.0f} GB/s to others"
+        )
+
+
 def layers(
     device: torch.device, name: str, tokens: int, hidden: int, inter: int, experts: int, top_k: int, trained: bool
 ) -> None:
@@ -165,6 +239,9 @@ def layers(
         report("the host reads counts", microseconds(forward))
         report("most_tokens", microseconds(padded))
         report("most_tokens, graph", microseconds(captured(padded)))
+        stored = functools.partial(forward, mailbox=Mailbox(tokens, hidden, top_k, local, DTYPE))
+        report("mailbox", microseconds(stored))
+        report("mailbox, graph", microseconds(captured(stored)))
         alone = functools.partial(ops.layer, *own[:2], *(torch.cat([one] * RANKS) for one in own[2:]), top_k=top_k)
         report("all experts on one GPU, graph", microseconds(captured(alone)))
         del alone
@@ -191,12 +268,18 @@ def main(rank: int, place: str, times: bool) -> None:
         backend, store=store, rank=rank, world_size=RANKS, timeout=wait, device_id=device if CUDA else None
     )
     errors = {name: check(device, **case) for name, case in CASES.items()}
+    if CUDA:
+        plain = {name: case for name, case in CASES.items() if set(case) <= {"tokens", "lean"}}
+        errors |= {f"{name}, mailbox": check_mailbox(device, **case) for name, case in plain.items()}
     for name, error in errors.items():
         say(f"{name}: largest relative error {error:.1e}, {'ok' if error < TOLERANCE else 'WRONG'}")
+    if CUDA:
+        say("a rank that does not come is named:", nobody_comes(device))
     if times and CUDA:
         copies(store)
         for tokens, hidden in ((128, 7168), (4096, 7168), (8192, 2048)):
             exchanges(device, tokens, hidden)
+            mailboxes(device, tokens, hidden, 256, 8)
         for name, sizes in LAYERS.items():
             layers(device, name, *sizes)
     dist.destroy_process_group()

@@ -390,7 +390,7 @@ def test_kernels_of_a_layer_over_ranks(training: bool, monkeypatch: pytest.Monke
         (Pack(251, 2048, 4, 251 * 4, "bf16", "bf16", padding=True), {}),
         (Combine(251, 2048, 4, "bf16", dropping=True), {"add": False}),
     ]
-    local = replace(whole, layout=RowLayout(1001, 8, 33))
+    local = replace(whole, layout=RowLayout(1001, 8, 33, ranks=1 if training else 4))
     found.clear()
     preparation.compile_layer(local, target, inference=not training, training=training)
     assert found[0][0] == Gate(1001, 33, 8, "fp32", "softmax_topk_renorm") and found[1:] == rest

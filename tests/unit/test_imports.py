@@ -29,6 +29,7 @@ HOUSES = {
         "permute": "cute errors implementations target",
         "pack": "cute formats implementations target",
         "combine": "cute formats implementations target",
+        "exchange": "cute target",
         "router": "cute gate implementations routers target",
         "gemm": "activations cute formats pack",
         "layer": "errors cute permute gate combine experts formats implementations target",
@@ -37,7 +38,7 @@ HOUSES = {
         "shared_experts": "experts implementations",
         "training": "formats experts implementations layer permute",
         "choices": "errors formats experts implementations layer target",
-        "ops": "activations errors formats routers routing choices cute gate permute pack combine experts implementations layer target",
+        "ops": "activations errors formats routers routing choices cute exchange gate permute pack combine experts implementations layer target",
     },
     "moe_routing_bench": {
         "student": "",

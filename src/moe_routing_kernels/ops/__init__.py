@@ -211,6 +211,7 @@ def fused_experts(
     b2: Tensor | None = None,
     residual: Tensor | None = None,
     phase: str | None = None,
+    ranks: int = 1,
 ) -> Tensor:
     """A layer behind a router of its own: x (T, H), topk_ids (T, k), topk_weights (T, k) -> combined (T, H), plus residual (T, H).
 
@@ -218,7 +219,7 @@ def fused_experts(
 
     Which kernels run the experts on a GPU, and whether they gather the tokens' rows or are given packed ones, is chosen by sizes
     from a table of measured layers (`choices`), without waiting for the GPU; a `phase`, ``prefill`` or ``decode``, is a hint
-    that leaves only such cells. Where rows or weights of experts need a gradient, rows are packed.
+    that leaves only such cells, and `ranks` says that the experts are those of one of so many ranks, whose others take most ids. Where rows or weights of experts need a gradient, rows are packed.
 
     Raises `UserError` for arguments that `permute`, `experts` or `combine` does not take, and for an unknown phase.
     """
@@ -233,7 +234,7 @@ def fused_experts(
         return library_experts.layer_training(
             x, order, inverse, offsets, *weights, residual, backends.training(x.device)
         )[0]
-    y = library_experts.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase)
+    y = library_experts.feed(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase, ranks)
     return combine(y, inverse, topk_weights, residual)
 
 

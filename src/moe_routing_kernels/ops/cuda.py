@@ -190,10 +190,11 @@ def feed(
     b2: Tensor | None,
     capacity: int | None,
     phase: str | None,
+    ranks: int = 1,
 ) -> Tensor:
     """`pack` and `experts`: x (T, H), order (R,), inverse (T, k) -> y (R, H), in the way that is chosen for these sizes."""
     (tokens, top_k), (count, hidden, intermediate), dtype = inverse.shape, w2.shape, FORMAT_NAMES.get(x.dtype, "")
-    layout = RowLayout(tokens, top_k, count, capacity)
+    layout = RowLayout(tokens, top_k, count, capacity, ranks=ranks)
     problem = Layer(layout, hidden, intermediate, dtype, dtype, dtype, router="", activation=activation)
     way = chooser.way(problem, backends.target(x.device), phase) if x.numel() and dtype else None
     if way is None:

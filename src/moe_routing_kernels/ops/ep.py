@@ -15,6 +15,9 @@ whether it has the experts or not. No call then waits for the host, `torch.compi
 capture it. With N far below k that is hardly more bytes, because most tokens go to most ranks; else it suits few tokens. Without
 `most_tokens`, compiled code breaks its graph where counts are read.
 
+`mailbox` (`ops.mailbox.Mailbox`), for GPUs of one host and without gradients, replaces messages: kernels store rows and sums into the memory of
+other GPUs, a row per (token, rank), in one launch each way, and neither counts nor the host are waited for.
+
 All ranks call alike and in the same order, forward and backward, also with no token; a rank that does not leaves the others waiting until
 the group's timeout. Results are the same bits in each run. Design: one row per (token, rank) and sums on the expert's rank, as in DeepEP and
 FlashInfer's one-sided exchange; messages are `all_to_all_single`, of NCCL or gloo.
@@ -32,6 +35,7 @@ from moe_routing_kernels import ops
 from moe_routing_kernels.choices import check_phase
 from moe_routing_kernels.errors import bad, whole
 from moe_routing_kernels.ops import arguments
+from moe_routing_kernels.ops.mailbox import Mailbox, known_group
 from moe_routing_kernels.ops.reference import wide
 from moe_routing_kernels.routing.placement import Placement
 
@@ -59,6 +63,7 @@ def layer(
     scale: float | None = None,
     group: dist.ProcessGroup | None = None,
     most_tokens: int | None = None,
+    mailbox: Mailbox | None = None,
 ) -> Tensor:
     """`ops.layer` of a rank's tokens: x (T, H), logits (T, E) of all experts, and the weights of its own experts -> combined (T, H).
 
@@ -70,10 +75,10 @@ def layer(
     outside the group, and where ranks differ in what must be equal.
     """
     topk_ids, topk_weights = ops.gate(logits, top_k, rule, bias, scale)
-    ranks, local = _group(group).size(), w2.shape[0]
+    ranks, local = known_group(group).size(), w2.shape[0]
     if logits.shape[1] != ranks * local:
         raise bad("logits", tuple(logits.shape), f"(T, {ranks * local}): {ranks} ranks of {local} experts each")
-    options = (capacity, activation, b13, b2, residual, phase, group, most_tokens)
+    options = (capacity, activation, b13, b2, residual, phase, group, most_tokens, mailbox)
     return fused_experts(x, topk_ids, topk_weights, w13, w2, *options)
 
 
@@ -91,6 +96,7 @@ def fused_experts(
     phase: str | None = None,
     group: dist.ProcessGroup | None = None,
     most_tokens: int | None = None,
+    mailbox: Mailbox | None = None,
 ) -> Tensor:
     """`layer` behind a router of its own: x (T, H), topk_ids (T, k) among all E experts, topk_weights (T, k) -> combined (T, H).
 
@@ -99,11 +105,12 @@ def fused_experts(
     check_phase(phase)
     offsets = torch.empty(w2.shape[0] + 1, dtype=torch.int32, device=x.device)
     arguments.check_experts(x, offsets, w13, w2, activation, b13, b2)
+    ranks = known_group(group).size()
 
     def experts(rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return ops.fused_experts(rows, ids, weights, w13, w2, capacity, activation, b13, b2, None, phase)
+        return ops.fused_experts(rows, ids, weights, w13, w2, capacity, activation, b13, b2, None, phase, ranks)
 
-    return apply(experts, x, topk_ids, topk_weights, w2.shape[0], residual, group, most_tokens)
+    return apply(experts, x, topk_ids, topk_weights, w2.shape[0], residual, group, most_tokens, mailbox)
 
 
 def apply(
@@ -115,6 +122,7 @@ def apply(
     residual: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
     most_tokens: int | None = None,
+    mailbox: Mailbox | None = None,
 ) -> Tensor:
     """The exchanges around any experts: x (T, H), topk_ids (T, k), topk_weights (T, k) -> combined (T, H), plus residual (T, H).
 
@@ -123,9 +131,14 @@ def apply(
     leaves out ids outside 0 .. `local` - 1, which belong to other ranks or to none. Where rows or weights have gradients, the result must
     depend on both, also with no rows, or other ranks wait for a message that never comes. Raises `UserError`.
     """
-    known = _group(group)
+    known = known_group(group)
     ranks, tokens, dtype = known.size(), x.shape[0], wide(x.dtype)
     _check(x, topk_ids, topk_weights, local, residual, most_tokens, ranks)
+    if mailbox is not None:
+        mailbox.check(x, topk_ids, topk_weights, local, most_tokens, known)
+        ids = topk_ids.int().contiguous()
+        rows, row_ids, row_weights = mailbox.out(x.contiguous(), ids, topk_weights.float().contiguous())
+        return mailbox.back(experts(rows, row_ids, row_weights), ids, residual)
     here = (topk_ids >= 0) & (topk_ids < ranks * local)
     ids = torch.where(here, topk_ids, -1).int()
     weights = topk_weights.to(dtype)
@@ -177,18 +190,6 @@ def _slots(placement: Placement, device: torch.device) -> tuple[Tensor, Tensor]:
     table = [slots + slots[:1] * (most - len(slots)) for slots in slots_of]
     counts = torch.tensor([len(slots) for slots in slots_of], device=device)
     return torch.tensor(table, dtype=torch.int32, device=device), counts
-
-
-def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The group, or the default one. Raises `UserError` without one, and on a rank outside."""
-    if group is None:
-        if not (dist.is_available() and dist.is_initialized()):
-            hint = "call torch.distributed.init_process_group first"
-            raise bad("group", None, "a process group of torch.distributed", hint)
-        group = dist.group.WORLD
-    if not isinstance(group, dist.ProcessGroup):
-        raise bad("group", group, "a process group of torch.distributed that this rank is in")
-    return group
 
 
 def _check(

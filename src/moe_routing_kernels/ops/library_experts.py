@@ -113,6 +113,7 @@ def feed(
     b2: Tensor | None,
     capacity: int | None,
     phase: str | None,
+    ranks: int = 1,
 ) -> Tensor:
     packed = reference.pack(x, order, inverse)
     return contiguous(reference.experts(packed, offsets, w13, w2, activation, b13, b2), x)
@@ -157,7 +158,7 @@ def _(grad, packed, order, inverse, offsets, weights, w13, w2, activation, preac
 
 
 @feed.register_fake
-def _(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase):
+def _(x, order, inverse, offsets, w13, w2, activation, b13, b2, capacity, phase, ranks=1):
     return x.new_empty(order.shape[0], x.shape[1])
 
 
@@ -227,7 +228,7 @@ def _feed_gradients(ctx, grad):
     gradients = experts_backward(grad, rows, offsets, w13, w2, ctx.activation, b13, b2, None, wanted)
     d_rows, d_w13, d_w2, d_b13, d_b2 = _or_none(gradients, wanted)
     d_x = None if d_rows is None else sum_of_rows(d_rows, inverse)
-    return d_x, None, None, None, d_w13, d_w2, None, d_b13, d_b2, None, None
+    return d_x, None, None, None, d_w13, d_w2, None, d_b13, d_b2, None, None, None
 
 
 def _or_none(gradients: Sequence[Tensor], wanted: Sequence[bool]) -> list[Tensor | None]:

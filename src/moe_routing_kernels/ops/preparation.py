@@ -194,8 +194,10 @@ def compile_layer(
         _compile(replace(combine, weights="fp32"), target, add=False)
 
 
-def compile_ep_layer(problem: Layer, ranks: int, target: Target, *, spare: int = 0, training: bool = False) -> None:
-    """Put the kernels of `ops.ep.layer` into the cache, for a layer whose tokens are those of all ranks.
+def compile_ep_layer(
+    problem: Layer, ranks: int, target: Target, *, spare: int = 0, training: bool = False, pushes: bool = False
+) -> None:
+    """Put the kernels of `ops.ep.layer` into the cache, for a layer whose tokens are those of all ranks; `pushes` is with a mailbox.
 
     A rank's experts, and `spare` more, are asked for as many rows as there are tokens: nearly all of them go to each of few ranks.
     """
@@ -203,10 +205,16 @@ def compile_ep_layer(problem: Layer, ranks: int, target: Target, *, spare: int =
     # Rows of a rank's tokens go to ranks, which are what experts are elsewhere.
     own = RowLayout(-(-layout.tokens // ranks), ranks, ranks)
     compile_gate(replace(problem, layout=replace(layout, tokens=own.tokens)), target)
-    _compile(own.problem, target)
-    _compile(Pack(own.tokens, problem.hidden, ranks, own.rows, dtype, dtype, padding=True), target)
-    _compile(Combine(own.tokens, problem.hidden, ranks, dtype, dropping=True), target, add=False)
-    local = RowLayout(layout.tokens, layout.top_k, layout.experts // ranks + spare)
+    if pushes:
+        kernels = importlib.import_module("moe_routing_kernels.exchange.cute_exchange")
+        sizes = (ranks, layout.experts // ranks, own.tokens, problem.hidden, layout.top_k, dtype)
+        kernels.precompile(*sizes, target)
+    else:
+        _compile(own.problem, target)
+        _compile(Pack(own.tokens, problem.hidden, ranks, own.rows, dtype, dtype, padding=True), target)
+        _compile(Combine(own.tokens, problem.hidden, ranks, dtype, dropping=True), target, add=False)
+    # Kernels of inference are chosen for the rows that a rank expects.
+    local = RowLayout(layout.tokens, layout.top_k, layout.experts // ranks + spare, ranks=1 if training else ranks)
     compile_layer(replace(problem, layout=local), target, inference=not training, training=training, gate=False)
 
 

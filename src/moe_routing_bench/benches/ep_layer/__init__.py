@@ -21,6 +21,10 @@ BENCH = Bench(
         *WAYS,
         Implementation("ops_ep_placed", ".step", options={"way": "ops_ep_placed"}),
         Implementation("ops_ep_graph", ".step", requires=("gpu",), options={"way": "ops_ep_graph"}),
+        Implementation("ops_ep_push", ".step", requires=("nvidia", "cutlass"), options={"way": "ops_ep_push"}),
+        Implementation(
+            "ops_ep_push_graph", ".step", requires=("nvidia", "cutlass"), options={"way": "ops_ep_push_graph"}
+        ),
     ),
     reads=("logits", "bias", "x", "w13", "w2"),
     writes=("combined",),

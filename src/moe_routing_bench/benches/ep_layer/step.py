@@ -9,11 +9,16 @@ ops_ep_static
     The same with `most_tokens`: every rank sends all its tokens to every rank, and the host waits for nothing.
 ops_ep_graph
     `ops_ep_static` as a CUDA graph, which is captured when the call is bound.
+ops_ep_push
+    `ops_ep` with a mailbox: kernels store rows and sums into the memory of other GPUs, and the host waits for nothing.
+ops_ep_push_graph
+    The same as a CUDA graph.
 ops_ep_placed
     `ops_ep` with experts placed by their loads in the bound inputs (`routing.placement`), and a spare slot per rank. Weights move while the
     call is bound, which is not timed; ids of experts become those of slots in the call.
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -22,17 +27,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.benches.ep_layer.definition import Sharded
-from moe_routing_bench.benches.ranks import by_expert
+from moe_routing_bench.benches.ranks import Exchange, by_expert
 from moe_routing_kernels import ops
 from moe_routing_kernels.experts import torch_experts
 from moe_routing_kernels.experts.common import activate
+from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.ops import ep, preparation
+from moe_routing_kernels.ops.mailbox import Mailbox
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.routing.placement import plan
 from moe_routing_kernels.target import Target
 
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _STATIC = ("ops_ep_static", "ops_ep_graph")
+_PUSHES = ("ops_ep_push", "ops_ep_push_graph")
 _WARMUP = 3  # calls
 
 
@@ -67,7 +75,7 @@ def bind(
         with torch.no_grad():
             combined.copy_(forward(x, logits, w13, w2))
 
-    return captured(run) if way == "ops_ep_graph" else run
+    return captured(run) if way.endswith("_graph") else run
 
 
 def precompile(problem: Sharded, arch: str, *, way: str, training: bool = False) -> None:
@@ -75,7 +83,10 @@ def precompile(problem: Sharded, arch: str, *, way: str, training: bool = False)
     if way != "torch_all_to_all":
         spare = int(way == "ops_ep_placed")
         target = Target.named(arch)
-        preparation.compile_ep_layer(problem.layer, problem.exchange.ranks, target, spare=spare, training=training)
+        ranks = problem.exchange.ranks
+        preparation.compile_ep_layer(
+            problem.layer, ranks, target, spare=spare, training=training, pushes=way in _PUSHES
+        )
 
 
 def captured(run: Callable[[], object]) -> Callable[[], None]:
@@ -92,12 +103,20 @@ def captured(run: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
+@functools.cache
+def mailbox(problem: Exchange) -> Mailbox:
+    """Memory that the ranks of the default group share, one for all calls of a process."""
+    most, dtype = max(problem.shares), FORMATS[problem.dtype].torch_dtype
+    return Mailbox(most, problem.hidden, problem.top_k, problem.local, dtype)
+
+
 def layer(problem: Sharded, way: str, bias: Tensor | None) -> Function:
     """A layer of one rank: x (T_r, H), logits (T_r, E), w13 and w2 of its experts -> combined (T_r, H)."""
     if way == "torch_all_to_all":
         return _every_row(problem, bias)
     known, most = problem.layer, max(problem.exchange.shares) if way in _STATIC else None
     options = {"rule": known.router, "bias": bias, "activation": known.activation, "most_tokens": most}
+    options["mailbox"] = mailbox(problem.exchange) if way in _PUSHES else None
     return lambda x, logits, w13, w2: ep.layer(x, logits, w13, w2, known.layout.top_k, **options)
 
 

@@ -10,6 +10,8 @@ BENCH = Bench(
     implementations=(
         Implementation("torch_all_to_all", ".chained"),
         Implementation("torch_deduplicated", ".chained", options={"deduplicated": True}),
+        Implementation("cute_push", ".push", requires=("nvidia", "cutlass")),
+        Implementation("cute_push_graph", ".push", requires=("nvidia", "cutlass"), options={"graph": True}),
     ),
     reads=("x", "topk_ids", "topk_weights", "y"),
     writes=("received", "counts", "combined"),

@@ -1,0 +1,66 @@
+"""The memory of other ranks in CuTe DSL: tensors at their addresses, and flags by which thread blocks of ranks wait for each other."""
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute import AddressSpace
+
+from moe_routing_kernels.cute import VECTOR_BYTES
+from moe_routing_kernels.cute.cache import fake_tensor
+from moe_routing_kernels.exchange import Letters
+
+OUT, BACK = 0, 1  # phases
+
+
+def tensor_at(element: Any, address: Any, shape: tuple[int, ...]) -> cute.Tensor:
+    """A contiguous tensor at an address."""
+    order = tuple(reversed(range(len(shape))))
+    return cute.make_tensor(
+        cute.make_ptr(element, address, AddressSpace.gmem, assumed_align=VECTOR_BYTES),
+        cute.make_ordered_layout(shape, order=order),
+    )
+
+
+def flag(peers: cute.Tensor, of: Any, phase: int, source: Any, letters: Letters) -> Any:
+    """The address of the flag, in the memory of rank `of`, of this block of the rank `source`."""
+    block = cute.arch.block_idx()[0]
+    number = (phase * letters.ranks + source) * letters.blocks + block
+    return cute.make_ptr(Int32, peers[of] + letters.flags_at + Int64(number) * 4, AddressSpace.gmem, assumed_align=4)
+
+
+@cute.jit
+def meet(peers: cute.Tensor, rank: Any, limit: Any, failed: Any, phase: cutlass.Constexpr, letters: cutlass.Constexpr):
+    """Say to this block of all other ranks that the stores of this one have arrived, and wait until theirs have."""
+    cute.arch.sync_threads()
+    other = cute.arch.thread_idx()[0]
+    if other < letters.ranks and other != rank:
+        cute.arch.fence_acq_rel_sys()
+        cute.arch.store(flag(peers, other, phase, rank, letters), Int32(1), sem="release", scope="sys")
+        theirs = flag(peers, rank, phase, other, letters)
+        begin, waited = cute.arch.globaltimer(), Int64(0)
+        come = cute.arch.load(theirs, Int32, sem="acquire", scope="sys")
+        while come == 0 and waited < limit:
+            come = cute.arch.load(theirs, Int32, sem="acquire", scope="sys")
+            waited = cute.arch.globaltimer() - begin
+        if come == 0:
+            address = cute.make_ptr(Int32, failed, AddressSpace.gmem, assumed_align=4)
+            cute.arch.store(address, Int32(other + 1), sem="relaxed", scope="sys")
+        cute.arch.store(theirs, Int32(0), sem="relaxed", scope="sys")
+    cute.arch.sync_threads()
+
+
+@cute.jit
+def goes(ids: cute.Tensor, rank: Any, local: cutlass.Constexpr) -> Any:
+    """How many of a token's ids (k,) are of the experts of a rank."""
+    count = Int32(0)
+    for j in cutlass.range_constexpr(cute.size(ids)):
+        here = ids[j] - rank * local
+        count += Int32(cutlass.select_(here >= 0 and here < local, Int32(1), Int32(0)))
+    return count
+
+
+def place(letters: Letters) -> list[Any]:
+    """What says where a rank is: the address of each rank's memory (N,) int64, its number, `limit` and the address `failed`."""
+    return [fake_tensor(Int64, letters.ranks), Int32(1), Int64(1), Int64(1)]
