@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 RUNS = pd.read_csv(ROOT / "results/nvidia-h200/study_a0.csv")
@@ -39,3 +40,32 @@ def test_the_residual_is_that_of_known_rows() -> None:
     assert residual(rows) == pytest.approx(0, abs=1e-9)
     rows.loc[0, "bits_per_byte"] += 1.0
     assert residual(rows) == pytest.approx(np.sqrt((2 / 3) ** 2 / 4))
+
+
+def test_shifted_keys_have_the_least_noise() -> None:
+    """Spread of seeds within a rule, of the runs that tried what lowers it."""
+    runs = pd.read_csv(ROOT / "results/nvidia-h200/study_noise.csv")
+    assert runs["run"].nunique() == 36
+    last = runs[runs["step"] == runs.groupby("run")["step"].transform("max")]
+    spread = last.groupby(["label", "router"])["bits_per_byte"].var(ddof=1).groupby("label").mean() ** 0.5
+    order = ["noise_rate", "noise_steps", "noise_normed", "noise_shifted"]
+    assert "| " + " | ".join(f"{spread[label]:.3f}" for label in order) + " |" in SECTION
+    assert f"error of {spread['noise_shifted'] * np.sqrt(2 / 5):.3f} bits over 5 seeds" in SECTION
+
+
+def test_studies_have_shifted_keys() -> None:
+    for path in sorted((ROOT / "config/studies").glob("*.yaml")):
+        if path.stem != "noise":
+            entries = yaml.safe_load(path.read_text())["quality"]
+            assert entries and all(entry["attention"] == "key_shift" for entry in entries), path.stem
+
+
+def test_tiles_of_an_exchange_are_those_of_the_notebook() -> None:
+    """Times of both ways, by rows and by how they are cut."""
+    tiles = pd.read_csv(ROOT / "results/nvidia-h200.ep2/exchange_tiles.csv")
+    text = (ROOT / "docs/notebook.md").read_text()
+    ways = [(512, 132, 1), (512, 132, 4), (512, 132, 8), (512, 264, 4), (512, 64, 4)]
+    for (tokens, hidden), rows in tiles.groupby(["tokens_of_rank", "hidden"]):
+        times = rows.set_index(["threads", "most_blocks", "most_vectors"])["pair_us"]
+        line = f"| {tokens}, {hidden} | " + " | ".join(str(times[way]) for way in ways) + " |"
+        assert line in text.replace(" (315 GB/s)", "")

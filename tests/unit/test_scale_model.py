@@ -208,6 +208,23 @@ def test_two_gpus_are_met_within_a_tenth():
     assert pairs["error"].abs().median() <= 0.1
 
 
+def test_layers_of_ours_on_two_gpus_are_met_within_a_tenth(rows):
+    """Stored rows with a GPU per rank, which no parameter is fitted on; the document prints their times and errors."""
+    stored = pd.read_parquet(PACKAGE.parents[1] / "results/nvidia-h200.ep2/measurements.parquet")
+    even = stored[(stored["bench"] == "ep_layer") & (stored["skew"] == 0) & (stored["status"] == "ok")]
+    errors, times = [], []
+    for tokens, cell in even.groupby("tokens"):
+        one = cell.iloc[0]
+        sizes = experts.Sizes(one["hidden"], one["intermediate"], one["experts"], one["top_k"], "bf16")
+        question = layer.Question("qwen3-30b-a3b", sizes, 48, 2, tokens // 2, "bf16")
+        times.append(cell["median_us"].min())
+        errors.append(layer.Model(question, rows).estimate(2).layer_us / times[-1] - 1)
+    assert len(errors) == 2 and np.median(np.abs(errors)) <= 0.1
+    text = (PACKAGE.parents[1] / "docs/published.md").read_text(encoding="utf-8")
+    assert f"take {times[0]:.0f} and {times[1]:.0f} µs" in text
+    assert f"estimated: {100 * errors[0]:+.1f} and {100 * errors[1]:+.1f} %" in text
+
+
 def test_the_numbers_of_validation_are_those_of_the_stored_rows(rows):
     assert rows["copy_gb_per_s"].median() * 1e3 == pytest.approx(validation.MEMORY, rel=0.01)
     assert experts.Experts(rows, SIZES).fixed == pytest.approx(validation.FIXED, rel=0.02)

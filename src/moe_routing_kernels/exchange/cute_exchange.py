@@ -33,6 +33,7 @@ from moe_routing_kernels.exchange.cute_peers import OUT, goes, meet, place, tens
 from moe_routing_kernels.target import Target
 
 THREADS = 512
+MOST_VECTORS = 8  # of a row that a thread holds
 
 
 @cute.jit
@@ -120,7 +121,7 @@ def choose(
     ranks: int, local: int, tokens: int, hidden: int, top_k: int, dtype: str, multiprocessors: int
 ) -> tuple[Letters, RowTiling]:
     """Where everything lies, and how rows are cut: few rows are cut finer, so that they still occupy all multiprocessors."""
-    itemsize, vectors = DTYPES[dtype].width // 8, 8
+    itemsize, vectors = DTYPES[dtype].width // 8, 2 * MOST_VECTORS
     blocks = 0
     while blocks < multiprocessors and vectors > 1:
         vectors //= 2

@@ -1,0 +1,178 @@
+"""What ranks store into each other's memory: where everything lies, what the kernels compile to, and what is refused. On GPUs: tests/gpu/expert_parallel.py."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from moe_routing_kernels import ops
+from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.exchange import PHASES, Letters
+from moe_routing_kernels.ops import ep
+from moe_routing_kernels.ops.mailbox import Mailbox
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process alone."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+SIZES = [(2, 64, 4096, 7168, 8, 2, 132), (2, 4, 5, 24, 3, 4, 1), (8, 32, 128, 7168, 8, 2, 132), (3, 1, 1, 10, 1, 2, 2)]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_parts_of_the_memory_follow_each_other_and_are_aligned(sizes: tuple[int, ...]) -> None:
+    letters = Letters(*sizes)
+    ranks, _, tokens, hidden, top_k, itemsize, blocks = sizes
+    rows, choices = ranks * tokens * hidden * itemsize, ranks * tokens * top_k * 4
+    flags = PHASES * ranks * blocks * 4
+    starts = [0, letters.sums_at, letters.ids_at, letters.weights_at, letters.flags_at, letters.bytes]
+    for start, after, size in zip(starts, starts[1:], [rows, rows, choices, choices, flags], strict=False):
+        assert start % 16 == 0 and size <= after - start < size + 16
+
+
+COMPILE = """
+import json, re, sys
+from moe_routing_kernels.cute.rows import row_tiling
+from moe_routing_kernels.exchange import cute_back, cute_exchange
+found = []
+for ranks, tokens, hidden, dtype in json.loads(sys.argv[1]):
+    letters, tiling = cute_exchange.choose(ranks, 4, tokens, hidden, 3, dtype, 132)
+    covered = tiling.blocks(tokens) * (tiling.threads // tiling.lanes) >= tokens * tiling.tiles
+    kernels = [cute_exchange.compile_out("sm_90a", dtype, letters, tiling, keep=True)]
+    kernels += [cute_back.compile_back("sm_90a", dtype, letters, tiling, add, keep=True) for add in (False, True)]
+    for kernel in kernels:
+        text = re.sub(r"//.*", "", kernel.__ptx__)
+        found.append({
+            "blocks": letters.blocks, "covered": covered, "threads": tiling.threads, "vectors": tiling.vectors,
+            "releases": text.count("st.release.sys"), "acquires": text.count("ld.acquire.sys"), "fences": text.count("fence.acq_rel.sys"),
+            "barriers": text.count("bar.sync"), "local": text.count("st.local"),
+        })
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_kernels_signal_and_wait_at_system_scope() -> None:
+    """Between two barriers of the block: one release per way, and acquires alone are waited for. No more blocks than multiprocessors."""
+    pytest.importorskip("cutlass")
+    cases = [(2, 4096, 7168, "bf16"), (2, 128, 2048, "fp16"), (4, 3, 24, "fp32"), (8, 64, 2880, "bf16")]
+    done = subprocess.run([sys.executable, "-c", COMPILE, json.dumps(cases)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 3 * len(cases)
+    for kernel in found:
+        assert kernel["releases"] == kernel["fences"] == 1 and kernel["acquires"] == 2 and kernel["barriers"] == 2
+        assert kernel["local"] == 0 and 1 <= kernel["blocks"] <= 132 and kernel["covered"]
+    assert [found[i]["vectors"] for i in (0, 3)] == [
+        7,
+        1,
+    ]  # many rows, and few: of at most 8 the most that cover a row of 896 vectors
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"most_tokens": 0}, "most_tokens"),
+        ({"hidden": 2.5}, "hidden"),
+        ({"top_k": True}, "top_k"),
+        ({"experts": -1}, "experts"),
+        ({"dtype": torch.float64}, "dtype"),
+        ({}, "GPUs by NVIDIA"),
+    ],
+)
+def test_a_mailbox_says_what_it_does_not_take(change: dict[str, object], said: str, one_rank: None) -> None:
+    if not change and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    sizes = {"most_tokens": 4, "hidden": 16, "top_k": 2, "experts": 3} | change
+    with pytest.raises(UserError, match=said):
+        Mailbox(**sizes)  # type: ignore[arg-type]
+
+
+def test_a_mailbox_needs_a_group() -> None:
+    with pytest.raises(UserError, match="init_process_group"):
+        Mailbox(4, 16, 2, 3)
+
+
+class Group:
+    group_name = "of this test"
+
+
+def made(tokens: int = 4) -> Mailbox:
+    """A mailbox without memory: what its checks read."""
+    box = Mailbox.__new__(Mailbox)
+    box.letters, box.dtype, box.group = Letters(2, 3, tokens, 16, 2, 2, 1), torch.bfloat16, Group()  # type: ignore[assignment]
+    return box
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, None),
+        ({"x": torch.empty(4, 16, dtype=torch.float16)}, "mailbox"),
+        ({"x": torch.empty(4, 32, dtype=torch.bfloat16)}, "mailbox"),
+        ({"ids": torch.empty(4, 3)}, "mailbox"),
+        ({"local": 4}, "mailbox"),
+        ({"x": torch.empty(5, 16, dtype=torch.bfloat16)}, "at most 4 tokens"),
+        ({"most_tokens": 4}, "most_tokens"),
+        ({"x": torch.empty(4, 16, dtype=torch.bfloat16, requires_grad=True)}, "no_grad"),
+        ({"weights": torch.empty(4, 2, requires_grad=True)}, "no_grad"),
+    ],
+)
+def test_a_mailbox_says_which_layers_it_is_not_for(change: dict[str, object], said: str | None) -> None:
+    given = {
+        "x": torch.empty(4, 16, dtype=torch.bfloat16),
+        "ids": torch.empty(4, 2),
+        "weights": torch.empty(4, 2),
+        "local": 3,
+        "most_tokens": None,
+        "group": Group(),
+    } | change
+    if said is None:
+        made().check(**given)  # type: ignore[arg-type]
+        return
+    with pytest.raises(UserError, match=said):
+        made().check(**given)  # type: ignore[arg-type]
+    with torch.no_grad():
+        if said == "no_grad":
+            made().check(**given)  # type: ignore[arg-type]
+
+
+class Own:
+    """What a mailbox does for the only rank: what it sends comes to itself."""
+
+    def check(self, *layer: object) -> None:
+        self.layer = layer
+
+    def out(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        self.sent = ids
+        return x, ids, weights
+
+    def back(self, sums: torch.Tensor, ids: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        assert torch.equal(ids, self.sent)
+        return sums + residual
+
+
+def test_a_layer_goes_by_its_mailbox(one_rank: None) -> None:
+    torch.manual_seed(5)
+    x, logits, w13, w2 = torch.randn(7, 16), torch.randn(7, 6), torch.randn(6, 16, 16), torch.randn(6, 16, 8)
+    box = Own()
+    got = ep.layer(x, logits, w13, w2, 2, residual=x, mailbox=box)  # type: ignore[arg-type]
+    torch.testing.assert_close(got, ops.layer(x, logits, w13, w2, 2, residual=x))
+    assert box.layer[3:5] == (6, None) and box.sent.dtype == torch.int32
+
+
+def test_a_rank_that_did_not_come_is_named() -> None:
+    box = made()
+    box._said, box._seconds = torch.tensor([2]).numpy(), 1.5
+    with pytest.raises(RuntimeError, match=r"rank 1 did not come .* 1\.5 seconds"):
+        box.out(torch.empty(0), torch.empty(0), torch.empty(0))
