@@ -56,7 +56,8 @@ def outcome(name: str, arguments: list[str]) -> tuple[int, str, str]:
 
 def run(hidden: list[str]) -> dict[str, tuple[int, str, str]]:
     """What became of each command, by name."""
-    sys.meta_path = [Hidden(hidden) if finder is PathFinder else finder for finder in sys.meta_path]
+    if hidden:  # a finder of modules only: installed distributions are not found by it
+        sys.meta_path = [Hidden(hidden) if finder is PathFinder else finder for finder in sys.meta_path]
     from moe_routing_bench.cli.commands import SECTIONS
 
     Path("config.json").write_text(json.dumps(MODEL))
