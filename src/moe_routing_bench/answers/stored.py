@@ -1,12 +1,10 @@
 """The rows of all published runs of a platform as cells: only the columns that an answer needs are read.
 
-They are read from Parquet, or, in a wheel, from one JSON file with what is needed of all runs (`packed`), which needs no Arrow. In a checkout
-without Arrow that file stands for the Parquet files that it was made of.
+They are read from Parquet, or, in a wheel and without Arrow, from one JSON file with what is needed of all runs (`packed`).
 """
 
 import functools
 import gzip
-import hashlib
 import importlib.util
 import itertools
 import json
@@ -19,7 +17,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.store import paths
-from moe_routing_bench.store.project_files import ROWS, ROWS_FORM, published_rows, shipped
+from moe_routing_bench.store.project_files import ROWS, ROWS_FORM, fits_parquet, published_rows, shipped
 from moe_routing_kernels.errors import bad
 
 # Arrow takes longer to import than an answer, and a wheel's rows need none.
@@ -73,16 +71,15 @@ def folder() -> Path:
 def runs() -> dict[str, list[str]]:
     """The names of published runs (those with a manifest), by platform."""
     kept = _kept(folder())
+    names = [
+        path.parent.name
+        for path in sorted(folder().glob("*/manifest.yaml"))
+        if (path.parent / "measurements.parquet").is_file()
+    ]
     found: dict[str, list[str]] = {}
-    for name in _published(folder()) if kept is None else kept:
+    for name in names if kept is None else kept:
         found.setdefault(name.partition(".")[0], []).append(name)
     return found
-
-
-def _published(place: Path) -> dict[str, Path]:
-    """The Parquet files of published runs in a folder, by name."""
-    files = {path.parent.name: path.with_name("measurements.parquet") for path in sorted(place.glob("*/manifest.yaml"))}
-    return {name: path for name, path in files.items() if path.is_file()}
 
 
 _PAIRS = ("stage_us",)  # columns of pairs, which JSON has as lists
@@ -108,20 +105,9 @@ def packed(digests: Mapping[str, str]) -> bytes:
 def _kept(place: Path) -> Mapping[str, Any] | None:
     """What such a file in a folder has of each run; None where the folder has Parquet files to read, or neither."""
     path = (place / ROWS).absolute()  # what is read is kept, and the working directory may be another later
-    if path.is_file() and (not any(place.glob("*/measurements.parquet")) or _stands_for_parquet(path)):
-        return published_rows(path)
-    return None
-
-
-@functools.lru_cache(maxsize=4)
-def _stands_for_parquet(path: Path) -> bool:
-    """Whether Arrow is not installed, and a file of rows was made of exactly the published runs next to it."""
-    if importlib.util.find_spec("pyarrow"):
-        return False
-    made_of = {run: about["parquet"] for run, about in published_rows(path).items()}
-    files = _published(path.parent)
-    return made_of.keys() == files.keys() and all(
-        hashlib.sha256(file.read_bytes()).hexdigest() == made_of[run] for run, file in files.items()
+    instead = not importlib.util.find_spec("pyarrow") and path.is_file() and fits_parquet(path)
+    return (
+        published_rows(path) if path.is_file() and (instead or not any(place.glob("*/measurements.parquet"))) else None
     )
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -55,6 +56,15 @@ def published_rows(path: Path) -> Mapping[str, Any]:
     if form != ROWS_FORM:
         raise bad(f"form of {path}", form, f"{ROWS_FORM}", "it is of another version of the package")
     return found
+
+
+@functools.lru_cache(maxsize=4)
+def fits_parquet(path: Path) -> bool:
+    """Whether such a file was made of exactly the published runs (those with a manifest) next to it."""
+    made_of = {run: about["parquet"] for run, about in published_rows(path).items()}
+    files = {one.parent.name: one.with_name("measurements.parquet") for one in path.parent.glob("*/manifest.yaml")}
+    found = {run: file for run, file in files.items() if file.is_file()}
+    return made_of == {run: hashlib.sha256(file.read_bytes()).hexdigest() for run, file in found.items()}
 
 
 def to_install(advice: str) -> str:
