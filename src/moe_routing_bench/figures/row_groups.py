@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
@@ -165,7 +164,7 @@ _LEAST_OWN = 2  # series of ours, where others would take all places
 
 def preferred(chart: Chart) -> list[str]:
     """The series of a chart, those to keep first: of implementations ours and the others that are fastest most often, of formats one of each
-    kind, of rules those of a front, the dense model and those of best quality, of sizes the ends and some between."""
+    kind, of rules those of a front, the dense model and those of best quality, of all else those with most marks."""
     names, shown = list(chart.colors), chart.shown
     known = set(shown["implementation"]) if "implementation" in shown else set()
     if len(known & set(names)) >= len(names) - 1 > 0:
@@ -180,10 +179,8 @@ def preferred(chart: Chart) -> list[str]:
         return sorted(names, key=lambda name: (name not in fronts, _quality(name.removesuffix(NOT_CAUSAL), means)))
     if any(name in WEIGHTS for name in names):
         return sorted(names, key=lambda name: name in WEIGHTS and WEIGHTS[name].zero_points)
-    longest = max((list(dict.fromkeys(group["series"])) for _, group in chart.marks.groupby("panel")), key=len)
-    others = [name for name in names if name not in longest]
-    places = np.linspace(0, len(longest) - 1, max(2, MOST_SERIES - len(others))).round().astype(int)
-    return [*(longest[place] for place in places), *others, *longest]
+    counts = chart.marks["series"].value_counts()
+    return sorted(names, key=lambda name: -counts.get(name, 0))
 
 
 def _quality(name: str, means: pd.Series) -> tuple[int, float]:
