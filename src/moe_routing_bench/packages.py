@@ -1,6 +1,7 @@
-"""What a measurement runs: this package and that of the kernels, whose files decide what is measured again."""
+"""What a measurement runs: this package and that of the kernels, whose files decide what is measured again, and the packages of the extra `bench`."""
 
 import hashlib
+import importlib.util
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -12,6 +13,12 @@ PACKAGE = Path(__file__).parent
 KERNELS = files.PACKAGE
 PACKAGES = (PACKAGE, KERNELS)
 _RECENT_NS = 1_000_000_000  # a file that was changed so shortly before may change again without another time
+INSTALL = "pip install -e src/moe_routing_kernels -e '.[bench]'"  # in a checkout; `project_files.to_install` has it for a wheel
+# The modules of the extra, of which an installation without it has none.
+OF_EXTRA = (
+    *("torch", "pyarrow", "pandas", "numpy", "scipy", "matplotlib", "seaborn", "PIL", "jinja2", "snakemake", "nvtx"),
+    *("filelock", "platformdirs"),
+)
 COMMIT = "MOE_ROUTING_BENCH_COMMIT"  # environment variable: the commit of a tree that was copied without its history
 
 
@@ -23,6 +30,17 @@ def closure(modules: Iterable[str]) -> list[Path]:
 def fingerprint(paths: Iterable[Path]) -> str:
     """The first 16 hex digits of SHA-256 of the content of files and of their names in these packages: a row's `code_fingerprint`."""
     return files.fingerprint(paths, *PACKAGES)[:16]
+
+
+def copied() -> bool:
+    """Whether the kernels are the copy in the wheel of the benchmark, because their own distribution is not installed."""
+    return KERNELS.is_relative_to(PACKAGE)
+
+
+def lacking() -> list[str]:
+    """The modules of the extra `bench` that are not installed. The extra pins the kernels, so a copy of them does not count."""
+    absent = [name for name in OF_EXTRA if importlib.util.find_spec(name) is None]
+    return [*absent, KERNELS.name] if copied() else absent
 
 
 def state() -> str | None:

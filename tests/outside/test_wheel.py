@@ -72,13 +72,15 @@ def test_the_wheel_has_the_workflow_and_what_answers_read(wheels: list[Path]) ->
         f"{PLACE}/{name}" for name in ("workflow/Snakefile", "workflow/rules/common.smk", "config/h200.yaml")
     } <= names
     folders = {name.removeprefix(f"{PLACE}/").split("/")[0] for name in names if name.startswith(PLACE)}
-    assert folders <= {"config", "profiles", "workflow", "environment.yml", "results", "COMMIT"}
+    assert folders <= {"config", "profiles", "workflow", "environment.yml", "results", "kernels", "COMMIT"}
     assert [name for name in names if name.startswith(f"{PLACE}/results/")] == [f"{PLACE}/results/answers.json.gz"]
+    copied = {name.removeprefix(f"{PLACE}/kernels/") for name in names if name.startswith(f"{PLACE}/kernels/")}
     assert not [name for name in names if not name.startswith("moe_routing_bench")]
     alone = set(zipfile.ZipFile(kernels).namelist())
     sources = {path.relative_to(KERNELS.parent).as_posix() for path in KERNELS.rglob("*.py")}
     assert sources | {"moe_routing_kernels/py.typed", "moe_routing_kernels/choices/choices.json"} <= alone
     assert not [name for name in alone if not name.startswith("moe_routing_kernels")]
+    assert copied == {name for name in alone if ".dist-info/" not in name}
 
 
 def test_an_installed_package_answers_in_an_empty_folder(installed: Path, tmp_path: Path) -> None:
@@ -107,7 +109,7 @@ def test_from_an_empty_folder_to_the_report(
     reduced(folder / "config/config.yaml", [128])
     benches = cells_of(folder / "config/config.yaml")
     assert set(benches) == set(shipped)
-    (kernel,) = installed.parent.rglob("moe_routing_kernels/gate/torch_gate.py")
+    (kernel,) = installed.parent.rglob("site-packages/moe_routing_kernels/gate/torch_gate.py")
     draw_only(kernel.parents[2] / PACKAGE.name, *OF_BOTH)
     jobs = snakemake(installed, folder)
     assert (

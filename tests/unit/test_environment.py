@@ -25,6 +25,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 KERNELS = tomllib.loads((ROOT / "src/moe_routing_kernels/pyproject.toml").read_text())["project"]
+OWN = {PROJECT["name"], KERNELS["name"]}  # which an extra names
 EXPORT = "--frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
@@ -41,7 +42,7 @@ def constraints() -> dict[str, list[Requirement]]:
 def declared() -> list[Requirement]:
     extras = EXTRAS.values()
     found = [Requirement(line) for group in (PROJECT["dependencies"], *extras) for line in group]
-    return [one for one in found if one.name != KERNELS["name"]]
+    return [one for one in found if one.name not in OWN]
 
 
 def minor_versions(specifiers: SpecifierSet) -> set[int]:
@@ -76,8 +77,9 @@ def test_conda_environment_needs_no_other_file() -> None:
     pins = [Requirement(line) for line in pip]  # raises for an option and for a path
     known = {str(pin) for found in constraints().values() for pin in found}
     assert {str(pin) for pin in pins} <= known
-    needed = [Requirement(line) for line in (*PROJECT["dependencies"], *EXTRAS["gpu"], *EXTRAS["peers"])]
-    names = {canonicalize_name(one.name) for one in needed} - {KERNELS["name"]}  # whose sources are found by PYTHONPATH
+    extras = [*EXTRAS["bench"], *EXTRAS["gpu"], *EXTRAS["peers"]]
+    needed = [Requirement(line) for line in (*PROJECT["dependencies"], *extras)]
+    names = {canonicalize_name(one.name) for one in needed} - OWN  # whose sources are found by PYTHONPATH
     assert names <= {canonicalize_name(pin.name) for pin in pins}
 
 
@@ -150,7 +152,7 @@ def applies(marker: Marker | None, machine: dict[str, str]) -> bool:
 def test_the_kernels_have_the_version_of_the_benchmark_and_fewer_needs() -> None:
     """Whatever an engine pins, they install with it: no upper bound but that of a major version that is not there yet."""
     assert KERNELS["version"] == PROJECT["version"]
-    assert f"{KERNELS['name']}=={KERNELS['version']}" in PROJECT["dependencies"]
+    assert f"{KERNELS['name']}=={KERNELS['version']}" in EXTRAS["bench"]
     needed = [Requirement(line) for line in KERNELS["dependencies"]]
     assert {one.name for one in needed} == {"filelock", "numpy", "platformdirs", "torch"}
     assert not [one for one in needed if any(bound.operator in ("<", "==", "~=") for bound in one.specifier)]
@@ -218,26 +220,26 @@ def chosen_commands(machine: Path, *options: str, gpus: int, find_links: Path | 
 def test_a_gpu_machine_gets_the_cuda_build_and_the_peers(tmp_path: Path) -> None:
     (command,) = chosen_commands(tmp_path, gpus=1)
     assert "--constraint constraints.txt" in command
-    assert command.endswith("--editable .[dev,slurm,gpu,peers]")
+    assert command.endswith("--editable .[bench,dev,slurm,gpu,peers]")
 
 
 def test_the_report_needs_nothing_for_gpus_where_there_is_none(tmp_path: Path) -> None:
     (command,) = chosen_commands(tmp_path, "--report", gpus=0, find_links=fake_torch_wheel(tmp_path / "wheels", "py3"))
-    assert re.search(r"--editable \. torch==[\d.]+\+cpu$", command)
+    assert re.search(r"--editable \.\[bench\] torch==[\d.]+\+cpu$", command)
     assert not {"triton", "nvidia-cutlass-dsl", "pyright"} & {
-        Requirement(line).name for line in PROJECT["dependencies"]
+        Requirement(line).name for line in (*PROJECT["dependencies"], *EXTRAS["bench"])
     }
 
 
 def test_the_report_of_a_gpu_machine_needs_the_compilers_and_the_peers(tmp_path: Path) -> None:
     (command,) = chosen_commands(tmp_path, "--report", gpus=1)
-    assert command.endswith("--editable .[gpu,peers]")
+    assert command.endswith("--editable .[bench,gpu,peers]")
 
 
 def test_a_cpu_machine_takes_the_cpu_build_from_find_links(tmp_path: Path) -> None:
     (command,) = chosen_commands(tmp_path, gpus=0, find_links=fake_torch_wheel(tmp_path / "wheels", "py3"))
     assert "--constraint constraints.txt" in command
-    assert re.search(r"--editable \.\[dev,slurm,gpu\] torch==[\d.]+\+cpu$", command)
+    assert re.search(r"--editable \.\[bench,dev,slurm,gpu\] torch==[\d.]+\+cpu$", command)
 
 
 @pytest.mark.parametrize("wheel_tag", [None, "py2"], ids=["no find-links", "a wheel for another Python"])
@@ -246,7 +248,7 @@ def test_a_cpu_machine_else_takes_torch_alone_from_the_cpu_index(tmp_path: Path,
     torch, project = chosen_commands(tmp_path, gpus=0, find_links=find_links)
     assert re.search(rf"--no-deps --index-url {CPU_INDEX} torch==[\d.]+\+cpu$", torch)
     assert CPU_INDEX not in project
-    assert re.search(r"--editable \.\[dev,slurm,gpu\] torch==[\d.]+\+cpu$", project)
+    assert re.search(r"--editable \.\[bench,dev,slurm,gpu\] torch==[\d.]+\+cpu$", project)
 
 
 def test_an_old_python_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 FOLDER = "moe_routing_bench/project"  # in a wheel; store/project_files.py finds it there
+KERNELS = "src/moe_routing_kernels"  # a wheel has their sources: without torch the benchmark reads tables of them
 FILES = (
     *("config", "profiles", "workflow/profiles", "workflow/report", "workflow/rules", "workflow/template"),
     *("workflow/Snakefile", "workflow/scripts/slurm.sh", "environment.yml", "results/answers.json.gz"),
@@ -24,11 +26,19 @@ class BuildHook(BuildHookInterface):
         wheel = self.target_name == "wheel"
         if wheel:
             build_data["force_include"] |= {str(Path(self.root, name)): f"{FOLDER}/{name}" for name in FILES}
+            build_data["force_include"] |= {str(path): f"{FOLDER}/kernels/{place}" for path, place in self._kernels()}
         if commit := self._commit():
             self._folder = tempfile.TemporaryDirectory()  # until the build has ended
             file = Path(self._folder.name, "COMMIT")
             file.write_text(commit, encoding="utf-8")
             build_data["force_include"][str(file)] = f"{FOLDER}/COMMIT" if wheel else "COMMIT"
+
+    def _kernels(self) -> Iterator[tuple[Path, str]]:
+        """The files that the wheel of the kernels has, and their places below the folder that holds the package."""
+        folder = Path(self.root, KERNELS)
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".json") or path.name == "py.typed":
+                yield path, path.relative_to(folder.parent).as_posix()
 
     def _commit(self) -> str:
         """``<sha>`` or ``<sha>-dirty`` of the checkout, or what an sdist says; nothing where the sources are neither."""

@@ -98,12 +98,11 @@ else
   [ -z "$system_torch" ] || borrow_torch
 fi
 
-extras=()
+extras=(bench)
 [ -n "$report" ] || extras+=(dev slurm)
 [ -n "$report" ] && ! has_gpu || extras+=(gpu)
 ! has_gpu || extras+=(peers)
-project=.
-[ ${#extras[@]} = 0 ] || project=".[$(IFS=,; echo "${extras[*]}")]"
+project=".[$(IFS=,; echo "${extras[*]}")]"
 
 if [ -n "$system_torch" ]; then
   torch=("torch==$version")

@@ -1,10 +1,11 @@
 """The rows of all published runs of a platform as cells: only the columns that an answer needs are read.
 
-They are read from Parquet, or, in a wheel, from one JSON file with what is needed of all runs (`packed`), which needs no Arrow.
+They are read from Parquet, or, in a wheel and without Arrow, from one JSON file with what is needed of all runs (`packed`).
 """
 
 import functools
 import gzip
+import importlib.util
 import itertools
 import json
 from collections.abc import Collection, Iterable, Mapping
@@ -16,7 +17,7 @@ from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.store import paths
-from moe_routing_bench.store.project_files import ROWS, ROWS_FORM, published_rows, shipped
+from moe_routing_bench.store.project_files import ROWS, ROWS_FORM, fits_parquet, published_rows, shipped
 from moe_routing_kernels.errors import bad
 
 # Arrow takes longer to import than an answer, and a wheel's rows need none.
@@ -102,9 +103,12 @@ def packed(digests: Mapping[str, str]) -> bytes:
 
 
 def _kept(place: Path) -> Mapping[str, Any] | None:
-    """What such a file in a folder has of each run; None where the folder has Parquet files, or neither."""
+    """What such a file in a folder has of each run; None where the folder has Parquet files to read, or neither."""
     path = (place / ROWS).absolute()  # what is read is kept, and the working directory may be another later
-    return published_rows(path) if path.is_file() and not any(place.glob("*/measurements.parquet")) else None
+    instead = not importlib.util.find_spec("pyarrow") and path.is_file() and fits_parquet(path)
+    return (
+        published_rows(path) if path.is_file() and (instead or not any(place.glob("*/measurements.parquet"))) else None
+    )
 
 
 def cells(names: Iterable[str], benches: Collection[str]) -> list[Cell]:

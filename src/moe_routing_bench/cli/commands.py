@@ -19,6 +19,7 @@ from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
 from moe_routing_bench.fields import decimal
+from moe_routing_bench.store.project_files import check_extra
 from moe_routing_bench.streams import holds_controls
 from moe_routing_kernels.errors import MOST_LETTERS, UserError, bad, one_line
 
@@ -72,6 +73,8 @@ SECTIONS = {
         "collect-perft": "collect.collect_perft",
     },
 }
+# The commands that need no package of the extra `bench`.
+LIGHT = ("ask", "list", "doctor", "init", "preset")
 _FUNCTIONS = {name: function for section in SECTIONS.values() for name, function in section.items()}
 
 
@@ -116,9 +119,11 @@ class Loaded(Mapping[str, Command]):
         self._made: dict[str, Command] = {}
 
     def __getitem__(self, name: str) -> Command:
-        """The command. Raises KeyError for a name that is none."""
+        """The command. Raises KeyError for a name that is none, and `UserError` where packages that it needs are not installed."""
         module, function = _FUNCTIONS[name].split(".")
         if name not in self._made:
+            if name not in LIGHT:
+                check_extra(name)
             info = CommandInfo(
                 name, cls=Command, callback=getattr(importlib.import_module(f"{__package__}.{module}"), function)
             )

@@ -18,7 +18,9 @@ from moe_routing_bench.cli.options import Plugins
 from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config.load import load
 from moe_routing_bench.measure import gpus
+from moe_routing_bench.packages import INSTALL
 from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.store.project_files import to_install
 from moe_routing_bench.study import jobs_of, references
 from moe_routing_kernels.errors import UserError, one_line
 from moe_routing_kernels.implementations import NVIDIA
@@ -78,7 +80,7 @@ def _check_torch(gpu: str | None) -> tuple[str, bool, str]:
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
-        return "torch", False, f"{error}; run `make install`"
+        return "torch", False, f"{error}; {to_install(INSTALL)}"
     cuda = torch.version.cuda
     if gpu and not cuda:
         return "torch", False, f"{torch.__version__} is a CPU build, but there is a {gpu}"

@@ -14,7 +14,6 @@ from moe_routing_bench.cli.printing import show
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.store import platforms
 from moe_routing_bench.store.project_files import to_install
-from moe_routing_bench.store.records import COLUMNS, about
 from moe_routing_bench.study import models, references
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats.weights import WEIGHTS
@@ -78,6 +77,8 @@ def columns(
     ] = None,
 ) -> None:
     """List the columns of a row, axes included, with unit and meaning."""
+    from moe_routing_bench.store.records import COLUMNS, about  # with Arrow, which `list` does not need
+
     shown = Table("column", "unit", "contents", box=None)
     for name in COLUMNS:
         meaning = about()[name]

@@ -10,7 +10,8 @@ import typer
 
 from moe_routing_bench import streams
 from moe_routing_bench.cli.commands import Commands
-from moe_routing_bench.store.project_files import name_commit
+from moe_routing_bench.packages import lacking
+from moe_routing_bench.store.project_files import check_extra, name_commit
 from moe_routing_kernels.errors import UserError, bad
 
 _HELP = """Measure the steps of Mixture-of-Experts layers (gate, router, permute, pack, experts, combine), whole layers and models:
@@ -58,6 +59,10 @@ def main() -> None:
     try:
         try:
             app(prog_name="moe-routing-bench")
+        except ModuleNotFoundError as error:  # what a command needs in some folders only, as `ask` for rows in Parquet
+            if (error.name or "").partition(".")[0] in lacking():
+                check_extra(f"{sys.argv[1]} here")
+            raise
         finally:
             sys.stdout.flush()
     except UserError as error:

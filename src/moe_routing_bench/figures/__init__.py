@@ -33,9 +33,10 @@ class Figure:
         return self.module or self.name
 
     def chart(self, table: Any) -> Any:
-        """The figure of a table (a DataFrame of the schema of `source`) as a `chart.Chart`."""
-        module = importlib.import_module(f"{__name__}.{self.file}")
-        return getattr(module, self.name if self.module else "chart")(table)
+        """The figure of a table (a DataFrame of the schema of `source`) as a `chart.Chart` of few series."""
+        names = (self.file, "chart", "row_groups")
+        module, chart, groups = (importlib.import_module(f"{__name__}.{name}") for name in names)
+        return chart.few(getattr(module, self.name if self.module else "chart")(table), groups.preferred)
 
 
 _CAPTIONS = yaml.safe_load(resources.files(__name__).joinpath("captions.yaml").read_text(encoding="utf-8"))

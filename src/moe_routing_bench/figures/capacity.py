@@ -51,6 +51,7 @@ def capacity_bits(table: pd.DataFrame) -> Chart:
         {name: palette.router(router) for name, router in routers},
         rows,
         0.0,
+        shared=True,
         timed=False,
     )
 

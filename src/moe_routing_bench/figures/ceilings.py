@@ -104,7 +104,9 @@ def roofline(table: pd.DataFrame) -> Chart:
             )
     tints = palette.tints(rows["implementation"])
     note = "one point per row; in a panel, " + row_groups.differing(rows, "rows", by=["bench", "implementation"])
-    return Chart("lines", *_INTENSITY, marks(records), tints | {ROOF: palette.BLACK}, rows, note=note)
+    return Chart(
+        "lines", *_INTENSITY, marks(records), tints | {ROOF: palette.BLACK}, rows, note=note, shared=True, level=True
+    )
 
 
 def _roof(bench: str, rows: pd.DataFrame) -> list[dict[str, object]]:
@@ -152,7 +154,9 @@ def limits(table: pd.DataFrame) -> Chart:
         for i, one in shown.iterrows()
     ]
     tints = palette.tints(shown["implementation"])
-    return Chart("dots", *_SCALES, marks(records), tints, shown, 1.0, note=row_groups.shown_of(shown, rows))
+    return Chart(
+        "dots", *_SCALES, marks(records), tints, shown, 1.0, note=row_groups.shown_of(shown, rows), shared=True
+    )
 
 
 def floors(rows: pd.DataFrame) -> dict[str, pd.Series]:

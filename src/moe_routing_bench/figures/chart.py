@@ -1,7 +1,7 @@
 """A figure as data: marks on two scales, in panels. The page draws them with hover and switches, `paper` draws the same for print."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,7 @@ class Chart:
     next to a point, where it has room), doubt (why the time of the row is to be doubted, see `doubts`) and aside (what is written at the end of its line of names). `colors` are those of the series, in the
     order of the legend. `shown` are the rows that the marks are of, for the line on where numbers come from; `reason` says why there are no
     marks. `own` are the scales (x, y) of panels that have others than the chart. `named`: there are so many series that each panel names
-    its own at its right. `shared`: panels of one x-scale have the same ends. `timed`: it shows times or speeds, of which a CPU's say little.
+    its own at its right. `shared`: panels of one x-scale have the same ends; `level`: those of one y-scale, too. `timed`: it shows times or speeds, of which a CPU's say little.
     """
 
     kind: str
@@ -60,6 +60,7 @@ class Chart:
     own: Mapping[str, tuple[Scale, Scale]] = field(default_factory=dict, kw_only=True)
     named: bool = field(default=False, kw_only=True)
     shared: bool = field(default=False, kw_only=True)
+    level: bool = field(default=False, kw_only=True)
     timed: bool = field(default=True, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -134,6 +135,34 @@ def legend_of_doubts(chart: Chart) -> str:
     small = "hatched" if chart.kind == "bars" else "with ‡" if chart.kind == "matrix" else "small"
     said = ((DOUBTFUL, f"{hollow}: suspect or not converged"), (WARM, f"{small}: {WARM_CACHE}"))
     return "; ".join(f"{text} ({looks.count(kind)} marks)" for kind, text in said if kind in looks)
+
+
+MOST_SERIES = 6
+NOT_CAUSAL = " \N{DAGGER}"  # after the name of a rule that looks at later tokens
+
+
+def few(chart: Chart, preferred: Callable[[Chart], list[str]]) -> Chart:
+    """The chart with at most MOST_SERIES series: one of each panel that would have none, then those that are preferred.
+
+    Bars and matrices keep theirs, which are parts of a whole or classes of one number.
+    """
+    if chart.kind in ("bars", "matrix") or len(chart.colors) <= MOST_SERIES:
+        return chart
+    order, kept = preferred(chart), set()
+    for there in sorted((set(group["series"]) for _, group in chart.marks.groupby("panel", sort=False)), key=len):
+        if not there & kept and len(kept) < MOST_SERIES:
+            kept.add(next(name for name in order if name in there))
+    kept |= set([name for name in order if name not in kept][: MOST_SERIES - len(kept)])
+    shown, names = chart.shown, {name.removesuffix(NOT_CAUSAL) for name in kept}
+    column = next((one for one in ("implementation", "router") if one in shown and names & set(shown[one])), None)
+    note = f"{len(kept)} of {len(chart.colors)} series, the others are in the tables"
+    return replace(
+        chart,
+        marks=chart.marks[chart.marks["series"].isin(kept)],
+        colors={name: tint for name, tint in chart.colors.items() if name in kept},
+        shown=shown if column is None else shown[shown[column].isin(names)],
+        note="; ".join(filter(None, (chart.note, note))),
+    )
 
 
 def nothing(kind: str, x: Scale, y: Scale, rows: pd.DataFrame, reason: str) -> Chart:

@@ -76,7 +76,8 @@ def _chart(
     """
     if rows.groupby("shape")["tokens"].nunique().max() > 1:
         lines = values.assign(panel=rows["shape"], x=rows["tokens"], join=rows["card"])
-        return Chart("lines", tokens, scale, _marks(rows, lines), _tints(rows), rows, reference)
+        equal = {"shared": True, "level": scale.kind == "log"}
+        return Chart("lines", tokens, scale, _marks(rows, lines), _tints(rows), rows, reference, **equal)
     places = rows["shape"].str.partition(": ")[2].str.cat("T" + rows["tokens"].astype(str), sep=" ")
     dots = values.rename(columns={"y": "x"}).assign(panel=rows["bench"], y=places)
     return Chart("dots", scale, Scale("", "names"), _marks(rows, dots), _tints(rows), rows, reference)

@@ -272,12 +272,12 @@ def _named(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
         )
 
 
-def share_x(panels: Sequence[tuple[Axes, Scale]]) -> None:
-    """Give panels of one x-scale the same limits, so that lengths in them may be compared."""
+def share(which: int, panels: Sequence[tuple[Axes, Scale]]) -> None:
+    """Give panels of one scale the same limits of x (0) or y (1), so that lengths in them may be compared."""
     for scale in {scale for _, scale in panels if scale.kind != "names"}:
         mine = [axes for axes, other in panels if other == scale]
-        ends = [end for axes in mine for end in axes.get_xlim()]
+        ends = [end for axes in mine for end in (axes.get_xlim, axes.get_ylim)[which]()]
         for axes in mine:
-            axes.set_xlim(min(ends), max(ends))
-            if scale.kind == "log":
-                plain_log(axes.xaxis)
+            (axes.set_xlim, axes.set_ylim)[which](min(ends), max(ends))
+            if scale.kind == "log" and scale.label != TOKENS:
+                plain_log((axes.xaxis, axes.yaxis)[which])

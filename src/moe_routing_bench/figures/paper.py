@@ -19,7 +19,7 @@ from PIL import Image
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.figures import footer
 from moe_routing_bench.figures.chart import Chart, legend_of_doubts
-from moe_routing_bench.figures.panels import marker, panel, share_x
+from moe_routing_bench.figures.panels import marker, panel, share
 
 matplotlib.rcParams |= sns.axes_style("ticks", rc={"axes.grid": True, "grid.color": "0.9"})
 matplotlib.rcParams |= {
@@ -58,7 +58,9 @@ def drawn(chart: Chart, title: str, source: str = "measurements") -> Figure:
         axes.set_title(textwrap.fill(name, 110 // across, break_on_hyphens=False), fontsize=8, loc="left")
         panel(axes, chart, group)
     if chart.shared:
-        share_x([(axes, chart.scales(name)[0]) for axes, (name, _) in zip(panels, groups, strict=False)])
+        share(0, [(axes, chart.scales(name)[0]) for axes, (name, _) in zip(panels, groups, strict=False)])
+    if chart.level:
+        share(1, [(axes, chart.scales(name)[1]) for axes, (name, _) in zip(panels, groups, strict=False)])
     for spare in panels[len(groups) :]:
         spare.set_axis_off()
     if not chart.named:

@@ -3,13 +3,18 @@
 An axis that is added later is in every grouping by itself, and a median over it is said to be one.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.config.axes import AXES, PRESET, Axis
+from moe_routing_bench.figures.chart import MOST_SERIES, NOT_CAUSAL, Chart
+from moe_routing_bench.grid.run_spec import DENSE
+from moe_routing_kernels.formats.weights import WEIGHTS
 
 COMPOSITES = tuple(name for name, bench in BENCHES.items() if bench.stages)
 
@@ -152,3 +157,50 @@ def stages(value: Any) -> dict[str, float]:
     if value is None or isinstance(value, float):
         return {}
     return {name: time for name, time in dict(value).items() if time is not None and time == time}
+
+
+_LEAST_OWN = 2  # series of ours, where others would take all places
+
+
+def preferred(chart: Chart) -> list[str]:
+    """The series of a chart, those to keep first: of implementations ours and the others that are fastest most often, of formats one of each
+    kind, of rules those of a front, the dense model and those of best quality, of all else those with most marks."""
+    names, shown = list(chart.colors), chart.shown
+    known = set(shown["implementation"]) if "implementation" in shown else set()
+    if len(known & set(names)) >= len(names) - 1 > 0:
+        lines = [name for name in names if name not in known]  # such as a roof
+        return [*lines, *_fastest(shown, MOST_SERIES - len(lines))]
+    if "bits_per_byte" in shown and set(shown["router"]) & {name.removesuffix(NOT_CAUSAL) for name in names}:
+        bits = shown["bits_per_byte"]
+        if "label" in shown:  # entries differ in sizes, and not all have all rules
+            bits = bits - bits.groupby(shown["label"]).transform("median")
+        means = bits.groupby(shown["router"]).mean()
+        fronts = set(chart.marks.loc[chart.marks["join"].notna(), "series"]) if chart.kind == "points" else set()
+        return sorted(names, key=lambda name: (name not in fronts, _quality(name.removesuffix(NOT_CAUSAL), means)))
+    if any(name in WEIGHTS for name in names):
+        return sorted(names, key=lambda name: name in WEIGHTS and WEIGHTS[name].zero_points)
+    counts = chart.marks["series"].value_counts()
+    return sorted(names, key=lambda name: -counts.get(name, 0))
+
+
+def _quality(name: str, means: pd.Series) -> tuple[int, float]:
+    """What is no rule first, such as the best rate; then the dense model, then rules by their bits."""
+    return (0, 0.0) if name not in means else (1, 0.0) if name == DENSE else (2, float(means[name]))
+
+
+def _fastest(rows: pd.DataFrame, most: int) -> list[str]:
+    """Implementations, ours and others, by how often they are the fastest of their side in a cell of these rows, then by how many cells they have."""
+    first: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+    there: tuple[Counter[str], Counter[str]] = Counter(), Counter()
+    for (bench, _), cell in rows.sort_values("median_us", kind="stable").groupby(["bench", "cell"], sort=False):
+        mine = origins.ours(str(bench)) if bench in BENCHES else frozenset()
+        for which in (0, 1):
+            some = [name for name in dict.fromkeys(cell["implementation"]) if (name in mine) == (which == 0)]
+            there[which].update(some)
+            first[which].update(some[:1])
+    own, others = (
+        sorted(there[which], key=lambda name, which=which: (-first[which][name], -there[which][name], name))
+        for which in (0, 1)
+    )
+    places = max(_LEAST_OWN, most - len(others))
+    return list(dict.fromkeys([*own[:places], *others, *own]))

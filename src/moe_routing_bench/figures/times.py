@@ -53,7 +53,7 @@ def over_tokens(table: pd.DataFrame) -> Chart:
     ]
     tints = palette.tints(shown["implementation"])
     note = f"{len(kept)} of {len(order)} shapes" if len(kept) < len(order) else ""
-    return Chart("lines", *_LINES, marks(records), tints, shown, note=note)
+    return Chart("lines", *_LINES, marks(records), tints, shown, note=note, shared=True, level=True)
 
 
 def _panels(rows: pd.DataFrame) -> pd.Series:

@@ -107,7 +107,9 @@ def loss_seconds(table: pd.DataFrame) -> Chart:
         shown.append(runs)
     tints = {name: palette.router(router) for name, router in routers}
     rows = pd.concat(shown)
-    return Chart("lines", *_SECONDS, marks(records), tints, rows, note=f"speed: {compare.timed(rows)}", named=True)
+    return Chart(
+        "lines", *_SECONDS, marks(records), tints, rows, note=f"speed: {compare.timed(rows)}", named=True, shared=True
+    )
 
 
 def gate_balance(table: pd.DataFrame) -> Chart:

@@ -47,6 +47,7 @@ def chart_data(chart: Chart, provenance: str = "") -> dict[str, Any]:
         "own": {panel: _axes(*scales) | _reference(chart, panel) for panel, scales in chart.own.items()},
         "reference": chart.reference,
         "shared": chart.shared,
+        "level": chart.level,
         "from": provenance,
         "note": "; ".join(filter(None, (chart.note, legend_of_doubts(chart)))),
         "legend": [

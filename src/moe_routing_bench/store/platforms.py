@@ -8,6 +8,7 @@ import shutil
 import sys
 from typing import Any
 
+from moe_routing_bench.packages import INSTALL
 from moe_routing_kernels.errors import bad
 from moe_routing_kernels.implementations import NVIDIA
 
@@ -64,13 +65,14 @@ def verify(asked: str) -> None:
         raise bad("platform", here, platform, hint)
 
 
+_TORCH = f"torch is not installed; {INSTALL}"
 _INSTALL = dict.fromkeys(("triton", "cutlass"), "pip install -e '.[gpu]'")
 
 
 def missing(requires: tuple[str, ...], platform: str, peer: Any = None) -> str | None:
     """Why an implementation's requirements, and the package of its `peer`, are not met on `platform`, or None.
 
-    The text says what to install.
+    The text says what to install. Every implementation needs torch.
     """
     for need in requires:
         if need == "gpu" and platform == CPU:
@@ -85,7 +87,7 @@ def missing(requires: tuple[str, ...], platform: str, peer: Any = None) -> str |
             return f"{need} is not installed; {_INSTALL[need]}"
     if peer is not None and not _importable(peer.module):
         return f"{peer.module} is not installed; {peer.install}"
-    return None
+    return None if _importable("torch") else _TORCH
 
 
 @functools.cache

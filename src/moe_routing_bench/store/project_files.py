@@ -2,6 +2,7 @@
 
 import functools
 import gzip
+import hashlib
 import io
 import json
 import os
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.packages import COMMIT, PACKAGE, closure
+from moe_routing_bench.packages import COMMIT, INSTALL, KERNELS, PACKAGE, closure, copied, lacking
 from moe_routing_kernels import guarded
 from moe_routing_kernels.closure import file_hashes
 from moe_routing_kernels.errors import bad
@@ -57,10 +58,20 @@ def published_rows(path: Path) -> Mapping[str, Any]:
     return found
 
 
+@functools.lru_cache(maxsize=4)
+def fits_parquet(path: Path) -> bool:
+    """Whether such a file was made of exactly the published runs (those with a manifest) next to it."""
+    made_of = {run: about["parquet"] for run, about in published_rows(path).items()}
+    files = {one.parent.name: one.with_name("measurements.parquet") for one in path.parent.glob("*/manifest.yaml")}
+    found = {run: file for run, file in files.items() if file.is_file()}
+    return made_of == {run: hashlib.sha256(file.read_bytes()).hexdigest() for run, file in found.items()}
+
+
 def to_install(advice: str) -> str:
     """What a checkout's user is told to install, ``pip install -e '.[gpu]'``, as it is told here.
 
-    A wheel has no checkout to install in place: the extra is one of the wheel, at the place that pip has noted for it.
+    A wheel has no checkout to install in place: the extra is one of the wheel, at the place that pip has noted for it. All extras
+    need the kernels, which are found there, too, unless they are installed.
     """
     if not installed():
         return advice
@@ -68,10 +79,33 @@ def to_install(advice: str) -> str:
 
     distribution = next(iter(importlib.metadata.distributions(name=_NAME)), None)
     noted = distribution and distribution.read_text("direct_url.json")
-    place = f" @ {json.loads(noted)['url']}" if noted else ""
+    place, kernels = _places(json.loads(noted)) if noted else ("", [])
+    words = ["pip", "install", *(kernels if copied() else [])]
     return re.sub(
-        r"pip install -e '\.(\[\w+\])'", lambda extra: f"pip install {shlex.quote(_NAME + extra[1] + place)}", advice
+        r"pip install (?:-e src/moe_routing_kernels )?-e '\.(\[\w+\])'",
+        lambda extra: shlex.join([*words, _NAME + extra[1] + place]),
+        advice,
     )
+
+
+def check_extra(what: str) -> None:
+    """Raise `UserError` where packages of the extra `bench`, which `what` needs, are not installed."""
+    if absent := lacking():
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        raise bad(f"packages for {what}", f"no {', '.join(absent[:3])}{more}", "the extra bench", to_install(INSTALL))
+
+
+def _places(noted: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Where the installed benchmark comes from, for a requirement, and the words that let pip find the kernels of the same source."""
+    url = noted["url"]
+    if vcs := noted.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+        kernels = f"{url}#subdirectory=src/{KERNELS.name}"
+    elif "dir_info" in noted:
+        kernels = f"{url}/src/{KERNELS.name}"
+    else:  # a wheel, which the wheel of the kernels lies next to
+        return f" @ {url}", ["--find-links", url.rpartition("/")[0]]
+    return f" @ {url}", [f"moe-routing-kernels @ {kernels}"]
 
 
 def name_commit() -> None:

@@ -13,7 +13,7 @@ from moe_routing_bench.config import presets
 from moe_routing_bench.config.expand import expand
 from moe_routing_bench.config.load import load, on
 from moe_routing_bench.grid.cell import Job
-from moe_routing_bench.store import companions, paths, platforms
+from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import bad
@@ -39,6 +39,8 @@ def config_or_last(
     config = _on(config, folder)
     if configs or config_json is not None:
         return config, folder, "--config-json" if config_json is not None else ", ".join(map(str, configs or []))
+    from moe_routing_bench.store import companions  # with Arrow, which a list of models does not need
+
     kept = last(folder)
     if companions.is_there(kept):
         return effective(None, json.dumps(companions.mapping(kept))), folder, str(kept)

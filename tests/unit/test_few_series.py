@@ -1,0 +1,212 @@
+"""The rule of all figures, on stored rows: few series, suspect rows hollow, equal scales across panels."""
+
+import importlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from moe_routing_bench.comparison import origins
+from moe_routing_bench.figures import FIGURES
+from moe_routing_bench.figures import chart as charting
+from moe_routing_bench.figures.chart import DOUBTFUL, KINDS, MOST_SERIES, Chart, Scale, look, marks
+from moe_routing_bench.figures.row_groups import preferred
+from moe_routing_bench.packages import PACKAGE
+from moe_routing_bench.quality import adaptation_rows, run_rows
+from moe_routing_bench.report.script_data import chart_data
+from moe_routing_bench.store import paths, records
+
+ROOT = PACKAGE.parents[1]
+RUNS = sorted(path.parent.name for path in (ROOT / "results").glob("*/manifest.yaml"))
+PARTS = ("bars", "matrix")  # whose series are parts of a whole, or classes of one number
+OWN_SCALES = {
+    "decode",
+    "bandwidth",
+    "pareto",
+}  # panels of stages whose times differ by more than a decade, or by formats
+
+
+def few(whole: Chart) -> Chart:
+    return charting.few(whole, preferred)
+
+
+def table(run: str, source: str) -> Any:
+    """The stored rows that figures of a source draw; None where the run has none."""
+    name = {"measurements": paths.measurements, "quality": paths.quality, "perft": paths.perft}[source](run)
+    path = ROOT / name
+    if not path.is_file():
+        return None
+    if source == "measurements":
+        return records.frame(records.read(path))
+    schema = run_rows.SCHEMA if source == "quality" else adaptation_rows.SCHEMA
+    return run_rows.read(path, schema).to_pandas()
+
+
+@cache
+def charts(run: str) -> dict[str, tuple[Chart, Chart]]:
+    """The figures of a run that have marks: as their function makes them, and as they are drawn."""
+    found = {}
+    tables = {source: table(run, source) for source in {figure.source for figure in FIGURES.values()}}
+    for name, figure in FIGURES.items():
+        if (rows := tables[figure.source]) is None:
+            continue
+        module = importlib.import_module(f"moe_routing_bench.figures.{figure.file}")
+        whole = getattr(module, name if figure.module else "chart")(rows)
+        if len(whole.marks):
+            found[name] = whole, few(whole)
+    return found
+
+
+def every() -> Iterator[tuple[str, str, Chart, Chart]]:
+    for run in RUNS:
+        for name, (whole, drawn) in charts(run).items():
+            yield run, name, whole, drawn
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_a_figure_has_few_series_and_no_panel_is_lost(run: str) -> None:
+    for name, (whole, drawn) in charts(run).items():
+        if drawn.kind not in PARTS:
+            assert len(drawn.colors) <= MOST_SERIES, name
+        assert set(drawn.marks["series"]) <= set(drawn.colors), name
+        assert list(dict.fromkeys(whole.marks["panel"])) == list(dict.fromkeys(drawn.marks["panel"])), name
+        assert len(chart_data(drawn)["legend"]) == len(drawn.colors)
+        if len(drawn.colors) < len(whole.colors):
+            said = f"{len(drawn.colors)} of {len(whole.colors)} series, the others are in the tables"
+            assert drawn.note.endswith(said), name
+        else:
+            assert drawn is whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_ours_and_the_fastest_other_are_among_them(run: str) -> None:
+    """Of figures that compare implementations: what is most often the fastest, ours and of the others."""
+    for name, (whole, drawn) in charts(run).items():
+        shown = whole.shown
+        if drawn is whole or "implementation" not in shown or not set(shown["implementation"]) & set(whole.colors):
+            continue
+        cells = shown.sort_values("median_us", kind="stable")
+        mine = pd.Series(
+            [one in origins.ours(bench) for bench, one in zip(cells["bench"], cells["implementation"], strict=True)],
+            index=cells.index,
+        )
+        for some in (cells[mine], cells[~mine]):
+            if len(some):
+                first = some.drop_duplicates(["bench", "cell"])["implementation"].value_counts()
+                assert set(first.index[first == first.max()]) & set(drawn.colors), name
+
+
+@pytest.mark.slow
+def test_all_kinds_of_charts_are_among_these_figures() -> None:
+    found = list(every())
+    assert {drawn.kind for *_, drawn in found} == set(KINDS)
+    assert {name for _, name, *_ in found} >= set(FIGURES) - {"backward", "perft", "networks", "train_modes"}
+    assert sum(whole is not drawn for *_, whole, drawn in found) > 30
+
+
+@pytest.mark.slow
+def test_a_suspect_row_is_hollow_in_every_figure_of_times() -> None:
+    looks = [
+        (name, look(drawn, doubt))
+        for _, name, _, drawn in every()
+        if drawn.timed
+        for doubt in drawn.marks["doubt"]
+        if isinstance(doubt, str) and "suspect" in doubt
+    ]
+    assert {kind for _, kind in looks} == {DOUBTFUL} and len({name for name, _ in looks}) > 4
+
+
+@pytest.mark.slow
+def test_panels_of_one_scale_have_the_same_ends() -> None:
+    """Of lines and points; where scales differ on purpose, a panel says so in `own`, or is among OWN_SCALES."""
+    for run, name, _, drawn in every():
+        if drawn.kind in PARTS or drawn.marks["panel"].nunique() < 2 or drawn.own or name in OWN_SCALES:
+            continue
+        if drawn.x.kind != "names":
+            assert drawn.shared, (run, name)
+        if drawn.kind == "lines" and drawn.y.kind == "log":
+            assert drawn.level, (run, name)
+
+
+def chart(names: list[str], panels: dict[str, list[str]] | None = None, **shown: Any) -> Chart:
+    """Points of these series, each in all panels or in those given."""
+    found = [
+        {"panel": panel, "series": name, "x": 1.0, "y": 2.0}
+        for panel, there in (panels or {"one": names}).items()
+        for name in there
+    ]
+    return Chart("points", Scale("x"), Scale("y"), marks(found), dict.fromkeys(names, "#000000"), pd.DataFrame(shown))
+
+
+def rows(times: dict[str, list[float]], bench: str = "layer") -> dict[str, list[Any]]:
+    """Rows of cells, in which implementations have these times."""
+    found = [(f"c{cell}", name, us) for name, each in times.items() for cell, us in enumerate(each)]
+    cell, implementation, median = (list(column) for column in zip(*found, strict=True))
+    return {"bench": [bench] * len(found), "cell": cell, "implementation": implementation, "median_us": median}
+
+
+OURS = ["cute", "cute_gather", "triton_gather"]
+OTHERS = ["torch_loop", "torch_grouped_mm", "quack", "vllm_triton", "sglang_triton", "sonicmoe"]
+
+
+def test_ours_that_are_fastest_and_the_others_that_are() -> None:
+    times = {name: [10.0 + place, 10.0 + place] for place, name in enumerate([*OURS, *OTHERS])}
+    times["triton_gather"] = [1.0, 99.0]
+    times["quack"], times["torch_loop"] = [0.5, 0.5], [50.0, 50.0]
+    kept = few(chart(list(times), **rows(times)))
+    assert set(kept.colors) == {"cute", "triton_gather", "quack", "sglang_triton", "sonicmoe", "torch_grouped_mm"}
+    assert set(kept.marks["series"]) == set(kept.shown["implementation"]) == set(kept.colors)
+    assert kept.note == "6 of 9 series, the others are in the tables"
+
+
+def test_without_others_more_of_ours_are_shown() -> None:
+    names = origins.ours("layer")
+    assert len(names) > MOST_SERIES
+    kept = few(chart(sorted(names), **rows({name: [1.0] for name in names})))
+    assert len(kept.colors) == MOST_SERIES
+
+
+def test_each_panel_keeps_a_series() -> None:
+    """Even one that is never the fastest elsewhere."""
+    names = [*OURS, *OTHERS]
+    times = {name: [1.0 + place] for place, name in enumerate(names)}
+    kept = few(chart(names, {"one": names, "two": ["sonicmoe"], "three": ["cute", "sonicmoe"]}, **rows(times)))
+    assert set(kept.marks["panel"]) == {"one", "two", "three"} and len(kept.colors) == MOST_SERIES
+
+
+def test_rules_of_best_quality_and_those_of_the_front() -> None:
+    rules = ["dense", *(f"rule{number}" for number in range(8))]
+    bits = [9.0, *(1.0 + number for number in range(8))]
+    whole = chart(rules, router=rules, bits_per_byte=bits)
+    assert list(few(whole).colors) == ["dense", "rule0", "rule1", "rule2", "rule3", "rule4"]
+    whole.marks["join"] = ["front" if name == "rule7" else None for name in whole.marks["series"]]
+    assert list(few(whole).colors) == ["dense", "rule0", "rule1", "rule2", "rule3", "rule7"]
+
+
+def test_rules_are_compared_within_an_entry() -> None:
+    """One that only a larger model has is not the best by that."""
+    rules = [f"rule{number}" for number in range(8)]
+    label, router = ["small"] * 8 + ["large"] * 2, [*rules, "rule7", "rule0"]
+    bits = [2.0 + number for number in range(8)] + [1.1, 1.0]
+    assert "rule7" not in few(chart(rules, router=router, bits_per_byte=bits, label=label)).colors
+
+
+def test_formats_without_zero_points_come_first() -> None:
+    names = ["bf16", "int8_g128", "int8z_g128", "int4_g128", "int4z_g128", "int2_g128", "e4m3_g128", "e5m2_g128"]
+    assert list(few(chart(names)).colors) == ["bf16", "int8_g128", "int4_g128", "int2_g128", "e4m3_g128", "e5m2_g128"]
+
+
+def test_sizes_with_most_marks() -> None:
+    """And one of a panel that would have none."""
+    names = [f"E={2**power}" for power in range(9)]
+    panels = {"one": names, "two": names[2:], "three": names[4:], "four": ["E=1"]}
+    assert list(few(chart(names, panels)).colors) == ["E=1", *names[4:]]
+
+
+def test_few_series_are_all_shown() -> None:
+    whole = chart(OTHERS)
+    assert few(whole) is whole and len(OTHERS) == MOST_SERIES
