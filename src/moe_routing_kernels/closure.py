@@ -26,7 +26,12 @@ def closure(modules: Iterable[str], *roots: Path) -> list[Path]:
 
     Raises ModuleNotFoundError for one of `modules` that is in none of the packages.
     """
-    roots = roots or (PACKAGE,)
+    return list(_closure(tuple(modules), roots or (PACKAGE,)))
+
+
+@functools.cache
+def _closure(modules: tuple[str, ...], roots: tuple[Path, ...]) -> tuple[Path, ...]:
+    """What `closure` returns: reports ask for that of a bench once per cell."""
     found: set[Path] = set()
     waiting = list(modules)
     for name in waiting:
@@ -37,7 +42,7 @@ def closure(modules: Iterable[str], *roots: Path) -> list[Path]:
             if path not in found:
                 found.add(path)
                 waiting += _imports(path, roots)
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 def imported(files: Iterable[Path], *roots: Path) -> set[str]:
@@ -54,6 +59,7 @@ def fingerprint(files: Iterable[Path], *roots: Path) -> str:
     return hashlib.sha256(file_hashes(sorted(named.items())).encode()).hexdigest()
 
 
+@functools.cache
 def name(path: Path, roots: tuple[Path, ...]) -> str:
     """A file's path below its root, of several with the name of the package in front; the name of a file that is below none."""
     found = next((root for root in roots if path.is_relative_to(root)), None)
@@ -69,8 +75,8 @@ def file_hashes(named: Iterable[tuple[str, Path]]) -> str:
 
 def forget() -> None:
     """Read files anew from now on, which a program asks for that outlives their edits."""
-    _parents.cache_clear()
-    _imports.cache_clear()
+    for cached in (_closure, _parents, _imports):
+        cached.cache_clear()
 
 
 @functools.cache

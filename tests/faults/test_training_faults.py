@@ -18,7 +18,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Four steps with an evaluation every two."""
     text = tmp_path_factory.mktemp("text")
     for number in range(20):
-        (text / f"{number:02}.txt").write_text("a text of few words, again " * 20)
+        (text / f"{number:02}.txt").write_text("a text of few words, again " * 5)
     return Run(
         seed=3,
         experts=4,

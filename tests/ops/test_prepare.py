@@ -382,7 +382,8 @@ def test_kernels_of_a_layer_over_ranks(training: bool, monkeypatch: pytest.Monke
     layout = RowLayout(1001, 8, 128)
     whole = Layer(layout, 2048, 768, "bf16", "bf16", "bf16", router="softmax_topk_renorm")
     target = Target.named("sm_90a")
-    preparation.compile_ep_layer(whole, 4, target, spare=1, training=training)
+    with cache.noting() as experts:  # which are not compiled through `_compile`
+        preparation.compile_ep_layer(whole, 4, target, spare=1, training=training)
     own, rest = found[:4], found[4:]
     assert own == [
         (Gate(251, 128, 8, "fp32", "softmax_topk_renorm"), {}),
@@ -392,5 +393,7 @@ def test_kernels_of_a_layer_over_ranks(training: bool, monkeypatch: pytest.Monke
     ]
     local = replace(whole, layout=RowLayout(1001, 8, 33, ranks=1 if training else 4))
     found.clear()
-    preparation.compile_layer(local, target, inference=not training, training=training)
+    with cache.noting() as alone:
+        preparation.compile_layer(local, target, inference=not training, training=training)
     assert found[0][0] == Gate(1001, 33, 8, "fp32", "softmax_topk_renorm") and found[1:] == rest
+    assert experts == alone and experts

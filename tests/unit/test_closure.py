@@ -8,7 +8,7 @@ import pytest
 
 import forks
 from moe_routing_bench import packages
-from moe_routing_kernels.closure import PACKAGE, closure, fingerprint, statements
+from moe_routing_kernels.closure import PACKAGE, closure, fingerprint, forget, statements
 
 FILES = {
     "__init__.py": "",
@@ -65,6 +65,15 @@ def test_several_modules_are_a_union(made: Path) -> None:
     names = ["made.alone", "made.takes_module"]
     assert closure(iter(names), made) == sorted({*closure(names[:1], made), *closure(names[1:], made)})
     assert closure([], made) == []
+
+
+def test_an_edit_counts_once_files_are_read_anew(made: Path) -> None:
+    before = closure(["made.alone"], made)
+    before.clear()  # the list is the caller's own
+    (made / "alone.py").write_text("import made.constants\n")
+    assert closure(["made.alone"], made) == [made / "__init__.py", made / "alone.py"]
+    forget()
+    assert closure(["made.alone"], made) == [made / f"{name}.py" for name in ("__init__", "alone", "constants")]
 
 
 @pytest.mark.parametrize("name", ["made.missing", "made.constants.leaf", "other", "made.inner.leaf.deeper"])

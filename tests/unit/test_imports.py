@@ -1,6 +1,7 @@
 """Import boundaries: which part of the package may know which, no cycles, and no torch in what Snakemake reads."""
 
 import ast
+import functools
 import graphlib
 import subprocess
 import sys
@@ -145,9 +146,14 @@ def part(path):
     return path.relative_to(BENCH.parent).with_suffix("").parts[1]
 
 
+@functools.cache
+def parsed(path):
+    return ast.parse(path.read_text())
+
+
 def imported(path, nodes=ast.walk):
     """Every module that a file imports, as an absolute name; `nodes` picks the statements to look at."""
-    for node in nodes(ast.parse(path.read_text())):
+    for node in nodes(parsed(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -13,9 +13,11 @@ from rows import rows, some
 from test_feed import check
 
 from moe_routing_bench.cli import published as published_commands
+from moe_routing_bench.cli import report
 from moe_routing_bench.cli.published import site
 from moe_routing_bench.comparison.claim_verdicts import Held
 from moe_routing_bench.config import claims
+from moe_routing_bench.figures import FIGURES
 from moe_routing_bench.report import site as report_site
 from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.page import quantity
@@ -158,12 +160,18 @@ def test_without_a_report_it_says_what_to_do(tmp_path, monkeypatch):
         site(tmp_path / "pages")
 
 
+def draw_few(patch):
+    """Leave two of the figures of a report that is built: test_foreign has a command that draws all."""
+    patch.setattr(report, "_figures", lambda: {name: FIGURES[name] for name in ("load_cv", "speedup")})
+
+
 @pytest.fixture(scope="session")
 def published(tmp_path_factory):
     """A folder with a published run without a report, and the site that is built of it."""
     folder = tmp_path_factory.mktemp("published")
     shutil.copytree(ROOT / "results/nvidia-h200.seed-004", folder / "results/nvidia-h200.seed-004")
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        draw_few(patch)
         site(Path("site"))
     return folder
 
@@ -181,6 +189,7 @@ def test_a_missing_report_of_a_published_run_is_built(published, monkeypatch):
     assert "nvidia-h200.seed-004/index.html" in links and all((published / "site" / link).is_file() for link in links)
     assert (published / "site/nvidia-h200/history.html").is_file()
     monkeypatch.chdir(published)
+    draw_few(monkeypatch)
     page.write_text("kept")
     site(Path("site"), url="https://example.org/b/")
     assert set(check(published / "site/feed.xml")) == {f"https://example.org/b/{link}" for link in links}

@@ -92,13 +92,15 @@ def ours(cell: Cell) -> Collection[str]:
 
 def own(cell: Cell) -> Row | None:
     """The row of this project that counts: that of `auto`, or else the fastest of its kernels; None without one."""
-    mine = [row for row in cell.timed if row["implementation"] in ours(cell)]
+    names = ours(cell)
+    mine = [row for row in cell.timed if row["implementation"] in names]
     return next((row for row in mine if row["implementation"] == AUTO), mine[0] if mine else None)
 
 
 def rival(cell: Cell) -> Row | None:
     """The fastest row of another package."""
-    return next((row for row in cell.timed if row["implementation"] not in ours(cell)), None)
+    names = ours(cell)
+    return next((row for row in cell.timed if row["implementation"] not in names), None)
 
 
 def winner(cell: Cell) -> tuple[str | None, str]:

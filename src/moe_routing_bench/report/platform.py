@@ -39,6 +39,7 @@ def page_data(platform: str, cells: Sequence[Cell], models: Mapping[str, Any]) -
     """
     rows = [(place, row) for place, cell in enumerate(cells) for row in cell.rows]
     there = _elsewhere(platform, cells)
+    codes = {bench: BENCHES[bench].code_fingerprint() for bench in {cell.bench for cell in cells}}
     columns = {
         "run": [cell.run for cell in cells],
         "bench": [cell.bench for cell in cells],
@@ -48,7 +49,7 @@ def page_data(platform: str, cells: Sequence[Cell], models: Mapping[str, Any]) -
         "day": [cell.day for cell in cells],
         "command": [command.again((cell.timed or cell.rows)[0]) for cell in cells],
         "version": [_version(cell) for cell in cells],
-        "older": [_is_older(cell) for cell in cells],
+        "older": [(cell.timed or cell.rows)[0]["code_fingerprint"] != codes[cell.bench] for cell in cells],
         "elsewhere": [there.get((cell.bench, cell.key), []) for cell in cells],
     } | {f"axis {name}": [cell.axes.get(name) for cell in cells] for name in AXES}
     values = {name: [_exact(row[name]) for _, row in rows] for name in _ROW}
@@ -69,10 +70,6 @@ def _exact(value: Any) -> Any:
 def _version(cell: Cell) -> str | None:
     commit = cell.rows[0]["git_sha"]
     return commit and stored.version(cell.run, commit)
-
-
-def _is_older(cell: Cell) -> bool:
-    return (cell.timed or cell.rows)[0]["code_fingerprint"] != BENCHES[cell.bench].code_fingerprint()
 
 
 def _elsewhere(platform: str, cells: Iterable[Cell]) -> dict[tuple[str, str], list[dict[str, Any]]]:
