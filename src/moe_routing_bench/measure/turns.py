@@ -118,10 +118,6 @@ class Turns:
         """0: `judge` compares rotations with samples."""
         return 0
 
-    def left_out(self, last: bool) -> float:
-        """0: `judge` finds out."""
-        return 0.0
-
     def elsewhere(self) -> float:
         """0: every turn finds out."""
         return 0.0
