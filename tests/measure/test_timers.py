@@ -3,13 +3,12 @@
 import contextlib
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from moe_routing_bench import intervals
 from moe_routing_bench.measure import host_timer, timers
 
 
@@ -347,9 +346,13 @@ def test_a_host_timer_divides_by_its_calls(monkeypatch: pytest.MonkeyPatch) -> N
     seen.clear()
     assert [timer.sample() for _ in range(3)] == pytest.approx([40.0] * 3)
     assert seen == [0, 1, 2] * 4 and timer.returned == [0, 1, 2]
-    seen.clear()
-    timer.check()
-    assert seen == [0, 1, 2]
+    begins = set()
+    for _ in range(60):
+        seen.clear()
+        timer.check()
+        assert seen == [(seen[0] + i) % 3 for i in range(3)]
+        begins.add(seen[0])
+    assert begins == {0, 1, 2}, "as a sample, which a call could tell from a check by its first set"
 
 
 def test_a_sample_of_few_calls_reaches_some_sets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,39 +464,76 @@ def test_work_of_other_threads_is_seen() -> None:
     assert any(later.outstanding_us() > 250 for _ in range(20)), "on a busy machine it may get no core meanwhile"
 
 
-def test_lone_rotations_are_compared_with_those_right_after_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pair by pair: what a call computes in all but the first of a rotation, less 10 us in the lone one. The upper end of the interval at
-    first, in the last attempt the median, but no more than between the quietest of both; with several threads, and before the first pair, nothing."""
-    monkeypatch.setattr(host_timer, "pause", lambda: None)
+def test_calls_of_rotations_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what they compute: of a rotation at any place of a sample, and of one that goes on."""
+    now, ran = [0.0], []
+    known = host_timer.HostTimer._each.__defaults__
+    monkeypatch.setattr(host_timer.HostTimer._each, "__defaults__", (lambda: now[0],))
+    monkeypatch.setattr(host_timer, "pause", lambda: ran.append("pause"))
+    assert known == (time.process_time,)
+
+    def call(i: int) -> None:
+        now[0] += (i + 1) / 1e6
+        ran.append(i)
+
+    timer = host_timer.HostTimer([partial(call, i) for i in range(3)], 1)
+    timer.calls, places = 8, set()
+    for _ in range(200):
+        ran.clear()
+        times = timer.among()
+        assert ran[0] == "pause" and times == pytest.approx([i + 1 for i in ran[-3:]])
+        assert sorted(ran[-3:]) == [0, 1, 2] and ran[1:] == [(ran[1] + i) % 3 for i in range(len(ran) - 1)]
+        places.add(len(ran) - 4)
+        last = ran[-1]
+        ran.clear()
+        assert timer.lone() == pytest.approx([i + 1 for i in ran]) and ran[0] == (last + 1) % 3 and len(ran) == 3
+    assert places == {1, 2, 3, 4, 5}
+
+
+def test_pairs_are_fewer_where_rotations_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of a single set, or with several threads."""
+    torch.set_num_threads(1)
     timer = host_timer.HostTimer([lambda: None] * 3, 1)
-    assert timer.left_out(False) == timer.left_out(True) == 0
-
-    def timed(first: int, count: int) -> float:
-        timer._computed = next(computed)
-        return 1.0
-
-    monkeypatch.setattr(timer, "_timed", timed)
-
-    def paired(*lones: float, after: float = 100.0) -> None:
-        nonlocal computed
-        for lone in lones:
-            computed = iter([70.0, 90.0, after, 80.0, lone])
-            timer.after_sample()
-            timer.lone()
-
-    computed = iter([0.0])
-    paired(150.0, 130.0, 130.0, 160.0, 130.0)
-    assert timer.left_out(True) == pytest.approx(1.2)
-    logs = np.log([1.4, 1.2, 1.2, 1.5, 1.2])
-    assert timer.left_out(False) == pytest.approx(np.exp(intervals.interval(logs)[1]))
-    paired(115.0, after=200.0)
-    assert timer.left_out(True) == pytest.approx(1.05), "others held up most lone rotations, and not one"
-    assert timer.left_out(False) == pytest.approx(np.exp(intervals.interval([*logs, np.log(0.525)])[1]))
-    timer._among = [1000.0]
-    assert timer.pairs() == 10
-    timer._among = [4000.0]
-    assert timer.pairs() == 4
-    timer._among = [1e6]
-    assert timer.pairs() == 1
+    for timer._among, pairs in (([1000.0], 10), ([4000.0], 4), ([1e6], 1)):
+        assert timer.pairs() == pairs
+    assert host_timer.HostTimer([lambda: None], 1).pairs() == 0
     monkeypatch.setattr(host_timer.torch, "get_num_threads", lambda: 2)
     assert timer.pairs() == 0
+
+
+def pairs_of(*attempts: tuple[list[float], list[float]]) -> host_timer.Pairs:
+    """Ten rotations of each kind in every attempt."""
+    pairs = host_timer.Pairs()
+    for among, alone in attempts:
+        pairs.add([among] * 10, [alone] * 10)
+    return pairs
+
+
+def test_the_first_call_of_a_rotation_counts_half() -> None:
+    """It finds caches cold; but one that does the work of all others is seen."""
+    assert pairs_of(([9.0, 1.0, 1.0], [9.0, 1.0, 1.0])).ratio == 1
+    assert pairs_of(([1.0, 1.0, 1.0], [4.0, 1.0, 1.0])).ratio == 1
+    assert pairs_of(([1.0, 1.0, 1.0], [7.0, 1.0, 1.0])).ratio == 1.5
+    assert pairs_of(*[([0.0, 0.0, 0.0], [1.0, 1.0, 1.0])] * 10).shortened
+
+
+def test_the_lowest_tenth_is_compared() -> None:
+    """Of 20 calls the third least: others on the host hold up most, and two may be quicker than any should be."""
+    pairs = host_timer.Pairs()
+    pairs.add([[0, 1.0, 1.0]] + [[0, 2.0, 50.0]] * 9, [[0, 0.1, 0.1]] + [[0, 3.0, 90.0]] * 9)
+    assert pairs.ratio == 1.5 and not pairs.whole
+    assert "of 10 pairs: 3.0 and 2.0 us of a call, 93.0 and 52.0 us of a rotation; limit 1.25" in str(pairs)
+
+
+def test_most_attempts_must_agree_that_work_is_left_out() -> None:
+    """A host that was quiet for one of them, and then only for rotations among others, is no evidence."""
+    quiet, busy = ([1.0] * 3, [2.0] * 3), ([2.0] * 3, [2.0] * 3)
+    few, most = pairs_of(*[quiet] * 6, *[busy] * 6), pairs_of(*[quiet] * 7, *[busy] * 6)
+    assert few.ratio == most.ratio == 2 and not few.shortened and not few.whole and most.shortened
+
+
+@pytest.mark.parametrize(("times", "after"), [(1.25, None), (1.26, 30), (1.35, 30), (1.36, 10), (9.0, 10)])
+def test_what_is_far_above_the_limit_is_known_sooner(times, after) -> None:
+    """After ten attempts; the rest in the last."""
+    known = [count for count in range(1, 31) if pairs_of(*[([1.0] * 3, [times] * 3)] * count).shortened]
+    assert (known[0] if known else None) == after

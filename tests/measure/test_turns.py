@@ -107,3 +107,40 @@ def test_few_rotations_are_compared_right_after_others(monkeypatch):
     known._looked_at = looked_at
     known.judge(lambda: None)
     assert lone == [True, False, False, False, False] * 5
+
+
+@pytest.mark.parametrize(
+    ("lone_us", "novel_us", "verdict"),
+    [
+        (140, 100, None),
+        (160, 100, "in 1 rotations as among 10 (least of 40 turns: 160 and 100 us a rotation; limit 1.7), on a host"),
+        (171, 100, "work is left out"),
+        (
+            100,
+            160,
+            "on new values as on known ones (least of 40 turns: 160 and 100 us a rotation; limit 1.7), on a host",
+        ),
+        (160, 171, "answers are remembered"),
+    ],
+)
+def test_what_a_busy_host_may_have_done_is_a_doubt(lone_us, novel_us, verdict, monkeypatch):
+    """Up to 1.4 times as long says nothing, more than 1.7 times is refused, and the row of what is between is suspect."""
+    monkeypatch.setattr(turns, "_BESIDE", {"cpu": 10.0})
+    known, fresh = judged(threads=1, believed=lambda: None, least_handover_us=0.0), [False]
+    known._request, known._rotations, known._count = "run", 1, 10
+    known._candidate = SimpleNamespace(doubts=[])
+    known._sets = SimpleNamespace(
+        novel=lambda: fresh.__setitem__(0, True), load=lambda draw: fresh.__setitem__(0, False), base=None
+    )
+    known._right = lambda: None
+    known._turn = lambda request, rotations: Turn(1e-4, (novel_us + 20) / 1e6 if fresh[0] else 1e-4)
+    known._looked_at = lambda request, rotations, pause=True: Turn(
+        0, 1e-3 if request == "run" else (lone_us + 20) / 1e6
+    )
+    if verdict and "host" not in verdict:
+        with pytest.raises(Failure, match=verdict):
+            known.judge(lambda: None)
+    else:
+        known.judge(lambda: None)
+    doubts = known._candidate.doubts
+    assert len(doubts) == ("host" in (verdict or "")) and all(verdict in doubt for doubt in doubts)

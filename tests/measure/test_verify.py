@@ -1,7 +1,9 @@
 """What a verified implementation has done: both draws, in poisoned buffers, with all its stages, and with nothing left running."""
 
 import contextlib
+import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +13,7 @@ from moe_routing_bench.benches.bench import find
 from moe_routing_bench.benches.checks import Check
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
-from moe_routing_bench.measure import verify, worker
+from moe_routing_bench.measure import outcome, verify, worker
 from moe_routing_bench.measure.candidate import Candidate, Failure, Tainted
 from moe_routing_bench.measure.host_timer import HostTimer
 from moe_routing_bench.measure.inputs import Sets
@@ -24,9 +26,9 @@ class Timer(HostTimer):
     """As on a GPU, where a lone rotation and a sample are not the same calls; says which it ran."""
 
     def __init__(
-        self, calls, outstanding: float = 0.0, alone: float = 1.0, elsewhere: float = 0.0, left_out: float = 1.0
+        self, calls, outstanding: float = 0.0, alone: float = 1.0, elsewhere: float = 0.0, paired: tuple = ()
     ) -> None:
-        self.ran, self.found, self.lones = [], (outstanding, alone, elsewhere, left_out), 0
+        self.ran, self.found, self.lones, self.paired = [], (outstanding, alone, elsewhere), 0, paired
         super().__init__(calls, 1)
 
     def rotate(self) -> None:
@@ -47,14 +49,18 @@ class Timer(HostTimer):
         return self.found[1]
 
     def pairs(self) -> int:
-        return 6
+        return 6 if self.paired else 0
 
-    def lone(self) -> None:
-        self.lones += 1
+    def among(self) -> list[float]:
+        """A microsecond a call."""
         super().lone()
+        return [1.0] * len(self.calls_list)
 
-    def left_out(self, last: bool) -> float:
-        return self.found[3]
+    def lone(self) -> list[float]:
+        """In each attempt, the last one again and again, so many microseconds a call."""
+        super().lone()
+        self.lones += 1
+        return [self.paired[min(self.lones - 1, 6 * len(self.paired) - 1) // 6]] * len(self.calls_list)
 
     def among_us(self, blocks) -> float:
         return 1.0
@@ -93,12 +99,13 @@ def test_each_run_is_checked_on_the_draws(thorough, ran, draws, sets) -> None:
         seen.append((named[id(sets._loaded)], i))
         return tensors
 
-    one = candidate(sets, change)
+    one = candidate(sets, change, paired=(1.0,))
     one.check = Check(rel_l2_error=0.25, ties=3)
     seen.clear()
     verify.verify(JOB, one, sets, **thorough)
     assert one.timer.ran == ran
-    assert seen == [(name, i) for name in draws.split() for i in (0, 1)]
+    assert [name for name, _ in seen] == [name for name in draws.split() for _ in (0, 1)]
+    assert all(seen[i][1] != seen[i + 1][1] for i in range(0, len(seen), 2)), "both sets, in any order"
     assert one.check.error is None and one.check.rel_l2_error == 0.25 and one.check.ties == 3
     assert one.check.max_abs_error > 0, "what was known before, and what was found"
     assert sets.draws == 2 and float(sets.outputs[0]["combined"].isnan().sum()) == 0
@@ -262,9 +269,13 @@ def test_an_error_of_the_whole_is_said_before_those_of_stages(sets) -> None:
         ({}, None),
         ({"alone": 1.25, "elsewhere": 0.2}, None),
         ({"alone": 1.2501}, "a call takes 1.25 times as long where it is checked"),
-        ({"alone": 2.0}, "a call takes 2.00 times as long where it is checked"),
-        ({"left_out": 1.45}, None),
-        ({"left_out": 1.46}, "a call takes 1.46 times as long where it is checked"),
+        ({"alone": 2.0}, "2.0 us in the quickest rotation, 1.0 us in a sample; limit 1.25"),
+        ({"alone": 2.0, "paired": (1.15,)}, None),
+        ({"paired": (1.26,)}, "a call computes 1.26 times as long where it is checked"),
+        (
+            {"paired": (1.43,)},
+            "lowest tenth of 60 pairs: 1.4 and 1.0 us of a call, 2.9 and 2.0 us of a rotation; limit 1.25",
+        ),
         ({"elsewhere": 0.21}, "other threads do 21% of the computing"),
         ({"outstanding": 260.4}, "work went on for 260 us after the last event"),
         ({"outstanding": 0.6, "alone": 2.0}, "work went on for 1 us after the last event"),
@@ -293,18 +304,77 @@ def test_few_samples_say_less(alone, refused, sets) -> None:
 
 def test_lone_rotations_follow_a_sample_and_write_their_outputs(sets) -> None:
     """As many as rotations after it; outputs are scarred before each, and wrong ones are seen."""
-    asked = candidate(sets)
-    verify._alternate(JOB, asked, sets)
+    asked = candidate(sets, paired=(1.0,))
+    verify._alternated(JOB, asked, sets)
     assert asked.timer.lones == 6 and asked.check.error is None
-    wrong = candidate(sets, lambda i, call, tensors: (sets.outputs[i]["combined"].zero_(), tensors)[1])
+    wrong = candidate(sets, lambda i, call, tensors: (sets.outputs[i]["combined"].zero_(), tensors)[1], paired=(1.0,))
     with pytest.raises(Failure, match=r"^combined: relative L2"):
-        verify._alternate(JOB, wrong, sets)
+        verify._alternated(JOB, wrong, sets)
     assert wrong.timer.lones <= 6
-    still = candidate(sets)
+    still = candidate(sets, paired=(1.0,))
     still.timer.calls_list = [lambda: None] * 2
     with pytest.raises(Failure):
-        verify._alternate(JOB, still, sets)
+        verify._alternated(JOB, still, sets)
     assert still.timer.lones == 1
+
+
+@pytest.mark.parametrize(
+    ("paired", "attempts", "doubted"),
+    [((1.15,), 1, False), ((1.2, 1.2, 1.1), 3, False), ((1.16,), 30, True), ((1.25,), 30, True)],
+    ids=["whole", "whole in the end", "hardly whole", "hardly shortened"],
+)
+def test_what_pairs_cannot_tell_is_a_doubt(paired, attempts, doubted, sets) -> None:
+    """Attempts go on until a call holds all its work; thirty that say neither that nor the opposite leave a row suspect, also those of a twin."""
+    asked = candidate(sets, paired=paired)
+    verify.verify(JOB, asked, sets, thorough=True)
+    assert asked.timer.lones == 6 * attempts and len(asked.doubts) == doubted
+    first = candidate(sets)
+    first.blocks, first.slow, first.twin = [[1.0] * 5] * 5, [0] * 5, asked
+    row = outcome.row(first)
+    assert row.get("suspect", False) == doubted and ("too busy to tell" in row.get("suspect_reason", "")) == doubted
+
+
+# Of honest calls next to 10 to 14 busy processes on two cores: what each call of 100 pairs of rotations computed, µs.
+BUSY = [json.loads(line) for line in (Path(__file__).parents[1] / "data/busy_rotations.jsonl").read_text().splitlines()]
+
+
+class Replayed(Timer):
+    """Computes in rotations what was recorded, and alone `times` as much, as a call does that leaves the rest out where it is timed."""
+
+    def __init__(self, calls, recorded: dict, times: float) -> None:
+        super().__init__(calls)
+        self.recorded, self.times, self.pair = recorded, times, 0
+
+    def pairs(self) -> int:
+        return 10
+
+    def among(self) -> list[float]:
+        super().among()
+        return self.recorded["among"][self.pair % 100]
+
+    def lone(self) -> list[float]:
+        super(Timer, self).lone()
+        self.pair += 1
+        return [us * self.times for us in self.recorded["alone"][(self.pair - 1) % 100]]
+
+
+@pytest.mark.parametrize("recorded", BUSY, ids=lambda recorded: f"{recorded['calls']}, {recorded['host']}")
+def test_recorded_calls_on_a_busy_host_are_told_from_those_that_leave_work_out(recorded, sets) -> None:
+    """Of an honest call, in at most eight attempts; of one that leaves out three tenths, which an interval of the mean rotations let
+    through, 45 %, half or nearly all of its work, in as few as it takes."""
+
+    def verified(times: float) -> Candidate:
+        asked = candidate(sets)
+        asked.timer = Replayed(asked.timer.calls_list, recorded, times)
+        verify.verify(JOB, asked, sets, thorough=True)
+        return asked
+
+    honest = verified(1.0)
+    assert not honest.doubts and honest.timer.pair <= 80
+    for share in (0.3, 0.45, 0.5, 0.9):
+        with pytest.raises(Failure, match="work is left out") as failure:
+            verified(1 / (1 - share))
+        assert failure.value.status == "incorrect"
 
 
 @pytest.mark.parametrize(("threads", "attempts"), [(1, 8), (2, 44)])

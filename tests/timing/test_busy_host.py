@@ -34,9 +34,9 @@ def others() -> Iterator[None]:
             process.wait()
 
 
-def refused(alone: int, tries: int = TRIES, among: int = 5) -> int:
+def refused(alone: int, tries: int = TRIES, among: int = 5) -> tuple[int, int]:
     """How often, in so many tries, `verify` refuses a call that does its work `among` times in a sample and `alone` times where it is
-    checked."""
+    checked; and how often it doubts it."""
     torch.set_num_threads(1)
     cell = cell_of("routing", tokens=64, hidden=64, experts=8, top_k=2, dtype="fp32", skew=0.5)
     job = Job(cell, ("torch",), Settings(check_seeds=2))
@@ -50,15 +50,16 @@ def refused(alone: int, tries: int = TRIES, among: int = 5) -> int:
 
         check = rotate
 
-        def lone(self) -> None:
+        def lone(self) -> list[float]:
             times[0] = alone
-            super().lone()
+            computed = super().lone()
             times[0] = among
+            return computed
 
     def call(bound: Callable[[], object]) -> object:
         return [bound() for _ in range(times[0])][-1]
 
-    count = 0
+    count = doubted = 0
     for _ in range(tries):
         bound = [find("routing").bind("torch", cell, i | o) for i, o in zip(sets.inputs, sets.outputs, strict=True)]
         calls = [partial(call, one) for one in bound]
@@ -68,21 +69,24 @@ def refused(alone: int, tries: int = TRIES, among: int = 5) -> int:
             verify.verify(job, candidate, sets, thorough=True)
         except Failure as failure:
             count += "work is left out" in str(failure)
-    return count
+        doubted += len(candidate.doubts)
+    return count, doubted
 
 
 def test_an_honest_call_is_timed() -> None:
-    """In each try."""
-    assert refused(5, 2 * TRIES) == 0
+    """In each try, without a doubt."""
+    assert refused(5, 2 * TRIES) == (0, 0)
 
 
 def test_a_call_that_leaves_out_four_ninths_is_refused() -> None:
-    """Of 1.8 times as much work: in each try, as rotations among others and alone are timed alike. One of 1.4 times is let through now and
-    then, however few honest ones may be refused."""
-    assert refused(9) == TRIES
+    """Of 1.8 times as much work: in each try."""
+    assert refused(9) == (TRIES, 0)
 
 
 @pytest.mark.campaign
-def test_a_call_that_leaves_out_more_than_half_is_refused() -> None:
-    """Of 2.4 times as much work."""
-    assert refused(12) == TRIES
+@pytest.mark.parametrize(("alone", "among"), [(10, 7), (2, 1), (8, 0)], ids=["three tenths", "half", "all"])
+def test_what_is_left_out_gets_no_unmarked_time(alone: int, among: int) -> None:
+    """Of three tenths a try in 20 may be let through at one of the two times that a measurement looks; next to nothing is of half or all."""
+    tries = max(TRIES, 20)
+    count, doubted = refused(alone, tries, among)
+    assert count + doubted >= 0.95 * tries and count >= (0.9 if among == 7 else 0.95) * tries

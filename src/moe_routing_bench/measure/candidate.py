@@ -50,6 +50,7 @@ class Candidate:
     turns_laid: int = 0
     whole_turn: int = field(default_factory=lambda: secrets.randbelow(LEAST_TURNS))
     fields: dict[str, object] = field(default_factory=dict)
+    doubts: list[str] = field(default_factory=list)  # what makes its times suspect
     twin: "Candidate | None" = None
 
     @property

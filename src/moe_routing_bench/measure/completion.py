@@ -106,7 +106,7 @@ def derived(job: Job, row: dict[str, Any]) -> dict[str, Any]:
     if row.get("energy_mj"):
         fields["energy_mj_per_token"] = row["energy_mj"] / cell.tokens
     fields |= _waste(job, row)
-    doubts = []
+    doubts = [row["suspect_reason"]] if row.get("suspect_reason") else []
     if row.get("calibration_drift", 0) > 0.02:
         doubts.append(f"ceilings drifted {row['calibration_drift']:.1%} during the cell")
     if row.get("turns") == "long" and row.get("busy_share", 1) < LEAST_BUSY:

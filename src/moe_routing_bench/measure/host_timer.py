@@ -3,14 +3,13 @@
 import math
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 # By their own names: an implementation may replace the attributes of `time`.
 from time import perf_counter, process_time, sleep, thread_time
 
-import numpy as np
 import torch
-
-from moe_routing_bench import intervals
 
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -19,11 +18,74 @@ Clock = Callable[[], float]
 _COLD_US, _COLD_BYTES_PER_US = 100.0, 20_000.0
 _MOST_PAUSE_US = 200.0
 _LISTEN_SECONDS = 0.005
-# Pairs of a rotation right after a sample and a lone one right after that: both find a busy host in one state. Fewer where rotations are long.
-_PAIRS, _PAIRS_US = 10, 50_000.0
-_BETWEEN_US = 10.0  # more that a call computes in the lone one, because its outputs are looked at in between
+_PAIRS, _PAIRS_US = 10, 50_000.0  # of rotations, that an attempt compares; fewer where rotations are long
+# Times as long as among others a call may compute alone: up to the first number it holds all its work, above the second it leaves work out.
+# Of 293 honest calls next to 6 to 14 busy processes on two cores, 282 were below the first after one attempt, 292 after four, all after
+# eight. Of 782 more, 3 were above after ten, at 1.15, 1.15 and 1.25. With 1/0.7 times the work alone 275 of the 293 were above 1.25 after ten.
+_WHOLE, _SHORTENED = 1.15, 1.25
+_FEW_ATTEMPTS, ATTEMPTS, _SHORTENED_FEW = 10, 30, 1.35  # sooner than in the last attempt only what is far above
+_LOWEST = 10  # a tenth of the calls: on a busy host most share caches and cores with others, and few do not
+_FIRST = 2.0  # times as long a whole rotation may compute: its first call finds caches cold
 _MORE_ROTATIONS, _WAITED_US = 3, 20_000.0  # to estimate a call; one that takes longer was not merely held up
 OUTSTANDING_US = 250.0  # more after a sample is work: to ask a GPU alone took up to 71 us (H200)
+
+
+@dataclass
+class Pairs:
+    """What calls compute, µs, in rotations of two kinds in turn: `among` others, as they are timed, and `alone`, where they are checked.
+    `attempts` are the ratios of each attempt's own pairs."""
+
+    among: list[list[float]] = field(default_factory=list)
+    alone: list[list[float]] = field(default_factory=list)
+    attempts: list[float] = field(default_factory=list)
+
+    def add(self, among: list[list[float]], alone: list[list[float]]) -> None:
+        """The pairs of one more attempt."""
+        self.among, self.alone = self.among + among, self.alone + alone
+        self.attempts.append(_ratio(among, alone))
+
+    @property
+    def ratio(self) -> float:
+        """Times as long as among others a call computes alone."""
+        return _ratio(self.among, self.alone)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a call holds all its work among others."""
+        return self.ratio <= _WHOLE
+
+    @property
+    def shortened(self) -> bool:
+        """Whether it leaves work out, after several attempts: all pairs together say so, and most attempts by themselves."""
+        count = len(self.attempts)
+        limit = _SHORTENED if count >= ATTEMPTS else _SHORTENED_FEW
+        return count >= _FEW_ATTEMPTS and min(self.ratio, sorted(self.attempts)[(count - 1) // 2]) > limit
+
+    def __str__(self) -> str:
+        """The ratio, and the figures that it stands on."""
+        alone, among = _low(_later(self.alone)), _low(_later(self.among))
+        rotations = _low(list(map(sum, self.alone))), _low(list(map(sum, self.among)))
+        return (
+            f"a call computes {self.ratio:.2f} times as long where it is checked as where it is timed (lowest tenth of {len(self.among)} pairs: "
+            f"{alone:.1f} and {among:.1f} us of a call, {rotations[0]:.1f} and {rotations[1]:.1f} us of a rotation; limit {_SHORTENED:g})"
+        )
+
+
+def _ratio(among: list[list[float]], alone: list[list[float]]) -> float:
+    """Times as long alone: of all calls but the first of each rotation; or of whole rotations, over what cold caches may cost, in case the
+    first call does the work of others."""
+    calls = _low(_later(alone)) / max(_low(_later(among)), 1e-3)
+    rotations = _low(list(map(sum, alone))) / max(_low(list(map(sum, among))), 1e-3)
+    return max(calls, rotations / _FIRST)
+
+
+def _later(rotations: list[list[float]]) -> list[float]:
+    return [us for rotation in rotations for us in rotation[1:]]
+
+
+def _low(values: list[float]) -> float:
+    """The end of the lowest tenth."""
+    return sorted(values)[len(values) // _LOWEST]
 
 
 class HostTimer:
@@ -37,8 +99,6 @@ class HostTimer:
         self.returned: list[object] = [None] * len(calls)
         self.alone: list[float] = []
         self._computed, self._among = 0.0, list[float]()  # per call, µs: of the last calls, and of every sample
-        self._afters: list[float] = []  # per call, µs: of rotations after samples
-        self._lones: list[float] = []  # of the lone rotations right after these
         self._elsewhere: list[float] = []
         self._next = self._turn = 0
         once = max(self._timed(0, len(calls)), 0.1)
@@ -83,40 +143,39 @@ class HostTimer:
     def rotate(self) -> None:
         """Every call once, after a pause; what the later ones compute is noted in `alone`: the first finds all caches cold."""
         pause()
-        self.alone.append(self._rotation(0))
-
-    def _rotation(self, start: int) -> float:
-        """What all calls but the first compute in a rotation from this one on, each in the mean."""
-        first = min(1, len(self.calls_list) - 1)
+        sets = len(self.calls_list)
+        start, first = secrets.randbelow(sets), min(1, sets - 1)  # a sample begins anywhere, too
         self._timed(start, first)
-        self._timed(start + first, len(self.calls_list) - first)
-        return self._computed
+        self._timed(start + first, sets - first)
+        self.alone.append(self._computed)
 
     def pairs(self) -> int:
-        """How many pairs of rotations an attempt is to compare: none where torch has several threads, which compute while they wait."""
+        """How many pairs of rotations an attempt is to compare: none of a single set, whose only call is a first one, nor where torch has
+        several threads, which compute while they wait."""
         rotation_us = max(self.among_us([]) * len(self.calls_list), 1e-3)
-        return max(1, min(_PAIRS, int(_PAIRS_US / rotation_us))) if torch.get_num_threads() == 1 else 0
+        alike = torch.get_num_threads() == 1 and len(self.calls_list) > 1
+        return max(1, min(_PAIRS, int(_PAIRS_US / rotation_us))) if alike else 0
 
-    def after_sample(self) -> None:
-        """A sample, and a rotation that goes on without a pause."""
-        self.sample()
-        self._afters.append(max(self._rotation(self._next), 1e-3))
-        self._next += len(self.calls_list)
+    def among(self) -> list[float]:
+        """A rotation whose place in a sample cannot be foreseen: what each call computes."""
+        pause()
+        least = 1 + secrets.randbelow(max(self.calls - len(self.calls_list), 1))
+        self._timed(self._next, least)
+        self._next += least
+        return self._each()
 
-    def lone(self) -> None:
-        """Every call once, without a pause, to be compared with the last rotation `after_sample`."""
-        self._lones.append(max(self._rotation(0) - _BETWEEN_US, 1e-3))
+    def lone(self) -> list[float]:
+        """A rotation that goes on without a pause: what each call computes."""
+        return self._each()
 
-    def left_out(self, last: bool) -> float:
-        """Times as long as after a sample a call computes in a lone rotation: the upper end of the 95 % interval, or the median where there are few
-        pairs; 0 without any. In the `last` attempt also no more than the least of the ones over the least of the others, as work that is left out is
-        left out in the quietest moment, too."""
-        if not self._lones:
-            return 0.0
-        logs = np.log(self._lones) - np.log(self._afters[: len(self._lones)])
-        ends = None if last else intervals.interval(logs.tolist())
-        found = float(np.exp(ends[1] if ends else np.median(logs)))
-        return min(found, min(self._lones) / min(self._afters)) if last else found
+    def _each(self, spent: Clock = process_time) -> list[float]:
+        """What each call of the next rotation computes, µs."""
+        calls, returned, sets, seconds = self.calls_list, self.returned, len(self.calls_list), [spent()]
+        for i in range(self._next, self._next + sets):
+            returned[i % sets] = calls[i % sets]()
+            seconds.append(spent())
+        self._next += sets
+        return [(end - begin) * 1e6 for begin, end in pairwise(seconds)]
 
     check = rotate  # a sample need not reach every set
 

@@ -26,6 +26,8 @@ def row(candidate: Candidate) -> dict[str, object]:
     if candidate.timer.name != "wall":
         checked["launch_hidden"] = candidate.timer.hidden / candidate.timer.samples
         checked["busy_share"] = sum(map(sum, candidate.blocks)) * candidate.timer.calls / sum(candidate.spans)
+    if doubts := [doubt for entry in candidate.entries for doubt in entry.doubts]:
+        checked |= {"suspect": True, "suspect_reason": "; ".join(doubts)}
     return (
         {"status": "ok", "set_aside": len(aside), "set_aside_samples_us": aside, "set_aside_reason": reason}
         | checked

@@ -23,8 +23,9 @@ from moe_routing_bench.measure.verify import checked, differences
 
 _SHARE = 1 / 200  # of a turn, that a hand-over may take
 _LEAST_TURN_US = {"cpu": 0.0, "cuda": 50_000.0}
-# Times as long a call may take in a lone rotation, or on new values; a host may be busy.
-_LONGER = {"cpu": 1.7, "cuda": 1.3}
+# Times as long a call may take in a lone rotation, or on new values: up to the first number it holds all its work, above the second it does
+# not. In eight attempts 25 honest calls next to 12 busy processes on two cores were 0.96 to 1.6 times as long, 8 on a quieter host up to 1.23.
+_WHOLE, _LONGER = {"cpu": 1.4, "cuda": 1.3}, {"cpu": 1.7, "cuda": 1.3}
 # Time to launch a lone rotation and to wait for it, besides the hand-over: on an H200 a graph after a rest took 0.42 ms longer than others.
 _LAUNCH_US = {"cpu": 20.0, "cuda": 400.0}
 _BUSY = 8  # times as long as it computes may a call take for want of a core, where it is chosen how many a turn holds
@@ -118,10 +119,6 @@ class Turns:
         """0: `judge` compares rotations with samples."""
         return 0
 
-    def left_out(self, last: bool) -> float:
-        """0: `judge` finds out."""
-        return 0.0
-
     def elsewhere(self) -> float:
         """0: every turn finds out."""
         return 0.0
@@ -131,8 +128,8 @@ class Turns:
         return 0.0
 
     def judge(self, sign: Callable[[], object]) -> None:
-        """`Failure` where few rotations cost more than many, or where new values do: work is left out, or answers are remembered. Gives a `sign`
-        of life before every attempt.
+        """`Failure` where few rotations cost more than many, or where new values do: work is left out, or answers are remembered; a doubt where
+        they may. Gives a `sign` of life before every attempt.
 
         Few is one, but as many as a hand-over is little of. On a CPU the cost is the time that the process computed, which other
         processes change less than the time that passed.
@@ -146,7 +143,7 @@ class Turns:
             longest = max(min(longest, *(self._cost(self._turn("rotate", 1)) for _ in range(2))), 1e-3)
         few = max(1, int(beside / _BESIDE[self._kind] / longest))
         turns = _TURNS if longest < _LONG_US else 1
-        end = perf_counter() + _WAITING_SECONDS
+        end, left_out, remembered = perf_counter() + _WAITING_SECONDS, 0.0, 0.0
         for attempt in range(_COMPARED if self._process.threads == 1 else _COMPARED_WAITING):
             sign()
             for _ in range(turns):
@@ -161,15 +158,19 @@ class Turns:
                 self._sets.load(self._sets.base)
                 known.append(self._cost(self._turn("rotate", 1)))
             left_out, remembered = min(alone) / max(min(timed), 1e-3), min(novel) / max(min(known), 1e-3)
-            if max(left_out, remembered) <= _LONGER[self._kind]:
+            if max(left_out, remembered) <= _WHOLE[self._kind]:
                 return
             if attempt >= _COMPARED and perf_counter() > end:
                 break
-        if remembered > _LONGER[self._kind]:
-            reason = f"a call takes {remembered:.2f} times as long on new values: answers are remembered"
-        else:
-            reason = f"a call takes {left_out:.2f} times as long in {few} rotations as among {many}: work is left out"
-        raise Failure("incorrect", reason)
+        ratio, where, verdict, checked_us, timed_us = max(
+            (remembered, "on new values as on known ones", "answers are remembered", min(novel), min(known)),
+            (left_out, f"in {few} rotations as among {many}", "work is left out", min(alone), min(timed)),
+        )
+        figures = f"least of {len(timed)} turns: {checked_us:.0f} and {timed_us:.0f} us a rotation; limit {_LONGER[self._kind]:g}"
+        reason = f"a call takes {ratio:.2f} times as long {where} ({figures})"
+        if ratio > _LONGER[self._kind]:
+            raise Failure("incorrect", f"{reason}: {verdict}")
+        self._candidate.doubts.append(f"{reason}, on a host too busy to tell whether {verdict}")
 
     def fields(self) -> dict[str, object]:
         """Row fields that the process has."""
