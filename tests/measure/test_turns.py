@@ -7,7 +7,7 @@ import pytest
 
 from moe_routing_bench.measure import turns
 from moe_routing_bench.measure.candidate import Failure
-from moe_routing_bench.measure.runners import Quiet
+from moe_routing_bench.measure.runners import GpuQuiet, Quiet
 from moe_routing_bench.measure.turns import Turn, Turns
 
 
@@ -144,3 +144,14 @@ def test_what_a_busy_host_may_have_done_is_a_doubt(lone_us, novel_us, verdict, m
         known.judge(lambda: None)
     doubts = known._candidate.doubts
     assert len(doubts) == ("host" in (verdict or "")) and all(verdict in doubt for doubt in doubts)
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(1e-5, ""), (2.9e-5, ""), (1e-3, "held up"), (4e-5, "held up")])
+def test_a_device_at_work_is_seen_by_small_kernels_that_wait(seconds: float, says: str) -> None:
+    """Three times an idle kernel's time is no sign; more is, once it adds up to 0.7 ms. The reason has the figures."""
+    quiet = GpuQuiet.__new__(GpuQuiet)
+    quiet._least, quiet._once = 1e-5, lambda: seconds  # type: ignore[method-assign]
+    said = quiet.goes_on()
+    assert bool(said) == bool(says) and says in said
+    if said:
+        assert f"{(seconds - 3e-5) * 1e3:.2f} ms at most" in said and "one takes 0.010 ms" in said

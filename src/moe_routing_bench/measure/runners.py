@@ -45,9 +45,9 @@ class Quiet:
     def before(self) -> None:
         """Nothing is queued."""
 
-    def goes_on(self) -> bool:
-        """Whether work goes on."""
-        return False
+    def goes_on(self) -> str:
+        """By what work is seen to go on; empty where none is."""
+        return ""
 
 
 class GpuQuiet(Quiet):
@@ -62,12 +62,16 @@ class GpuQuiet(Quiet):
         """Let what this process has queued end."""
         torch.cuda.synchronize()
 
-    def goes_on(self) -> bool:
-        """Whether the device is at work, or this process was held up by something else."""
-        begin, lost = perf_counter(), 0.0
+    def goes_on(self) -> str:
+        """How long small kernels were held up, as the device is at work or this process was stopped; empty where they were not."""
+        begin, late = perf_counter(), list[float]()
         while perf_counter() - begin < _SECONDS:
-            lost += max(0.0, self._once() - 3 * self._least)
-        return lost > _LOST_SECONDS
+            late.append(self._once() - 3 * self._least)
+        held = [seconds for seconds in late if seconds > 0]
+        if sum(held) <= _LOST_SECONDS:
+            return ""
+        times = f"{len(held)} of {len(late)} small kernels were held up, for {sum(held) * 1e3:.1f} ms in all and {max(held) * 1e3:.2f} ms at most"
+        return f"{times}, where one takes {self._least * 1e3:.3f} ms"
 
     def _once(self) -> float:
         begin = perf_counter()

@@ -207,10 +207,10 @@ class Turns:
             if self._kind == "cpu" and computed > _CORES * threads * (seconds if threads == 1 else whole) + 2e-3:
                 times = f"{computed / seconds:.1f} times as long as the call took"
                 raise Failure("incorrect", f"it computed for {times}, on {threads} threads")
-            if not self._quiet.goes_on():
+            if not (busy := self._quiet.goes_on()):
                 return Turn(self._process.spent(reply, seconds), computed)
         self._process.end()
-        raise Failure("incorrect", "the GPU was still at work after the call had returned")
+        raise Failure("incorrect", f"the GPU was still at work after the call had returned: {busy}")
 
     def _right(self) -> None:
         """`Failure` where outputs of a few sets are wrong, on the inputs that they hold now."""
