@@ -83,8 +83,8 @@ def pairs(rows: pd.DataFrame) -> Iterator[Pair]:
 
 def noise(name: str, of_kind: list[Pair]) -> dict[str, object]:
     """The noise of a kind: medians of the spreads, and the mean correlation in short turns, as what few turns show of it is chance."""
-    correlations = [pair.correlation for pair in of_kind if not pair.long]
-    r = float(np.nanmean(correlations)) if correlations else np.nan
+    correlations = [pair.correlation for pair in of_kind if not (pair.long or np.isnan(pair.correlation))]
+    r = float(np.mean(correlations)) if correlations else np.nan
     spreads = {long: [pair.spread for pair in of_kind if pair.long == long] for long in (False, True)}
     return {
         "kind": name,

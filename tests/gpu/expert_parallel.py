@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from moe_routing_bench.benches.ep_layer.step import captured
+from moe_routing_bench.benches.mailboxes import captured
 from moe_routing_kernels import ops
+from moe_routing_kernels.exchange.mailbox import Mailbox
 from moe_routing_kernels.ops import ep
-from moe_routing_kernels.ops.mailbox import Mailbox
 
 CUDA = torch.cuda.is_available()
 RANKS = torch.cuda.device_count() if CUDA else 2

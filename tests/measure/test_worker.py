@@ -196,7 +196,7 @@ def test_rounds_pair_the_times_of_a_drift(measured):
     planted = {"a": lambda n: 100.0 * (1 + n / 5000), "b": lambda n: 50.0 * (1 + n / 10000)}
     rows, _ = measured(job, **planted)
     assert rows["b"]["max_us"] > 1.01 * rows["b"]["min_us"]
-    assert rows["b"]["best_speedup"] == pytest.approx(2, rel=0.02)
+    assert rows["b"]["best_speedup"] == pytest.approx(2, rel=0.05)  # the faster the host, the more rounds
     low, high = rows["b"]["best_speedup_ci_low"], rows["b"]["best_speedup_ci_high"]
     assert low <= rows["b"]["best_speedup"] <= high
 

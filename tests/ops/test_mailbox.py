@@ -13,8 +13,8 @@ import torch.distributed as dist
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.exchange import PHASES, Letters
+from moe_routing_kernels.exchange.mailbox import Mailbox
 from moe_routing_kernels.ops import ep
-from moe_routing_kernels.ops.mailbox import Mailbox
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def test_ours_is_compared_with_the_fastest_of_other_packages():
     [
         ({"model": "deepseek-v3", "tokens": 512}, "octaves away"),
         ({"model": "gpt-oss-120b", "weights": "nvfp4"}, "not nvfp4"),
-        ({"model": "deepseek-v3", "ranks": 8}, "no published row"),
+        ({"model": "deepseek-v3", "ranks": 8}, "ranks 2, not 8"),
         ({"model": "deepseek-v3", "ep": 8}, "ep none, not 8"),
         ({"model": "qwen3-30b-a3b", "platform": "nvidia-b200"}, "no published rows of nvidia-b200"),
         ({"bench": "training", "model": "qwen3-30b-a3b", "dtype": "fp16"}, "dtype bf16, not fp16"),

@@ -73,11 +73,7 @@ def test_answers_are_the_same(words, alone, monkeypatch):
 def test_an_answer_needs_neither_arrow_nor_numpy(alone):
     """As in an environment that has none of them; the command prints what it prints here."""
     program = """import sys
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("numpy", "pyarrow", "pandas", "torch", "scipy", "matplotlib", "snakemake"):
-            raise ImportError(name)
-sys.meta_path.insert(0, Absent())
+sys.modules |= dict.fromkeys(("numpy", "pyarrow", "pandas", "torch", "scipy", "matplotlib", "snakemake"))
 from moe_routing_bench.cli.main import main
 sys.argv = ["moe-routing-bench", "ask", "qwen3-30b-a3b", "--tokens", "64", "--json"]
 main()"""

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +13,8 @@ import yaml
 
 from loopback import slurm
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.config.load import on
+from moe_routing_bench.study import effective, jobs_of
 from project import CELLS, DRAWN, GRID, ROOT, Project, count, measured
 
 pytestmark = pytest.mark.slow
@@ -85,6 +88,18 @@ def test_a_container_has_its_own_snakemake(fresh: Project, tmp_path: Path, monke
     fresh.copy(tmp_path / "project").run("bash", "workflow/scripts/slurm.sh", "cpu", "2", "--gpus=1", forked=True)
     started = re.findall(f"^(exec )?{launch} (\\S+) --cores 1", notes.read_text(), re.M)
     assert started == [("", "snakemake"), *[("exec ", "snakemake")] * 3], "planned once; two shares and the report"
+
+
+@pytest.mark.parametrize("config", ["ep2", "ep", "h200"])
+def test_a_cell_over_ranks_asks_for_a_gpu_of_each(config: str) -> None:
+    """The profile's expression, which Snakemake evaluates for each job: `test_one_job_per_cell` has it do so."""
+    profile = yaml.safe_load((ROOT / "workflow/profiles/slurm/profile.yaml").read_text())
+    jobs = jobs_of(on(effective([ROOT / f"config/{config}.yaml"], None), "gpu"))
+    asked = [
+        eval(profile["set-resources"]["measure"]["gpu"], {"wildcards": SimpleNamespace(cell=job.name)}) for job in jobs
+    ]
+    assert asked == [dict(job.cell.values).get("ranks", 1) for job in jobs]
+    assert (max(asked) > 1) == config.startswith("ep")
 
 
 def test_one_job_per_cell(fresh: Project, tmp_path: Path, slurm: None) -> None:

@@ -68,6 +68,11 @@ def _held(cell: Cell, name: str) -> Any:
     return cell.axes.get("dtype" if plain else name)
 
 
+def of_ranks() -> list[str]:
+    """Axes that must match where a question has them."""
+    return [name for name in AXES if _of_ranks(name)]
+
+
 def _of_ranks(name: str) -> bool:
     return AXES[name].sparse or name == "ranks"
 

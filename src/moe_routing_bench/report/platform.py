@@ -109,7 +109,7 @@ def _rules(platform: str, cells: Sequence[Cell], models: Mapping[str, Any]) -> d
             "far": nearest.FAR,
             "octaves": nearest.RULE,
             "of": {name: nearest.rules(name) for name in BENCHES},
-            "ranks": [axis.name for axis in AXES.values() if axis.sparse or axis.name == "ranks"],
+            "ranks": nearest.of_ranks(),
             "families": {name: nearest.formats_of(name) for name in families},
         },
         "ours": {name: sorted(origins.ours(name)) for name in BENCHES},

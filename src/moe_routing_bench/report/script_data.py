@@ -97,7 +97,12 @@ def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]]) -> d
             name: [one.name for one in axes.of(bench.axes) if one.name != "model" or name in _WHOLE]
             for name, bench in BENCHES.items()
         },
-        "rule": {"far": nearest.FAR, "octaves": nearest.RULE, "of": {name: nearest.rules(name) for name in BENCHES}},
+        "rule": {
+            "far": nearest.FAR,
+            "octaves": nearest.RULE,
+            "of": {name: nearest.rules(name) for name in BENCHES},
+            "ranks": nearest.of_ranks(),
+        },
         "measured": [name for name in BENCHES if name in set(frame["bench"])],
         "models": {name: {key: sizes[key] for key in PRESET} for name, sizes in models.items()},
     }

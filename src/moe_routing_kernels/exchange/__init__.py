@@ -1,6 +1,6 @@
 """exchange: token rows to the ranks of their experts and their sums back, by stores into the memory of other GPUs.
 
-`Letters` says where everything lies in the memory that a rank shares with the others; kernels are in `cute_exchange`, and `ops.mailbox`
+`Letters` says where everything lies in the memory that a rank shares with the others; kernels are in `cute_exchange`, and `mailbox`
 allocates. Nothing here imports torch.
 """
 

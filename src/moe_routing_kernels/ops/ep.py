@@ -15,7 +15,7 @@ whether it has the experts or not. No call then waits for the host, `torch.compi
 capture it. With N far below k that is hardly more bytes, because most tokens go to most ranks; else it suits few tokens. Without
 `most_tokens`, compiled code breaks its graph where counts are read.
 
-`mailbox` (`ops.mailbox.Mailbox`), for GPUs of one host and without gradients, replaces messages: kernels store rows and sums into the memory of
+`mailbox` (`exchange.mailbox.Mailbox`), for GPUs of one host and without gradients, replaces messages: kernels store rows and sums into the memory of
 other GPUs, a row per (token, rank), in one launch each way, and neither counts nor the host are waited for.
 
 All ranks call alike and in the same order, forward and backward, also with no token; a rank that does not leaves the others waiting until
@@ -34,8 +34,8 @@ from torch.library import custom_op
 from moe_routing_kernels import ops
 from moe_routing_kernels.choices import check_phase
 from moe_routing_kernels.errors import bad, whole
+from moe_routing_kernels.exchange.mailbox import Mailbox, known_group
 from moe_routing_kernels.ops import arguments
-from moe_routing_kernels.ops.mailbox import Mailbox, known_group
 from moe_routing_kernels.ops.reference import wide
 from moe_routing_kernels.routing.placement import Placement
 

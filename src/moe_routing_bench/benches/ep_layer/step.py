@@ -18,7 +18,6 @@ ops_ep_placed
     call is bound, which is not timed; ids of experts become those of slots in the call.
 """
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -27,13 +26,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moe_routing_bench.benches.ep_layer.definition import Sharded
-from moe_routing_bench.benches.ranks import Exchange, by_expert
+from moe_routing_bench.benches.mailboxes import captured, mailbox
+from moe_routing_bench.benches.ranks import by_expert
 from moe_routing_kernels import ops
 from moe_routing_kernels.experts import torch_experts
 from moe_routing_kernels.experts.common import activate
-from moe_routing_kernels.formats import FORMATS
 from moe_routing_kernels.ops import ep, preparation
-from moe_routing_kernels.ops.mailbox import Mailbox
 from moe_routing_kernels.routers import ROUTERS
 from moe_routing_kernels.routing.placement import plan
 from moe_routing_kernels.target import Target
@@ -41,7 +39,6 @@ from moe_routing_kernels.target import Target
 Function = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 _STATIC = ("ops_ep_static", "ops_ep_graph")
 _PUSHES = ("ops_ep_push", "ops_ep_push_graph")
-_WARMUP = 3  # calls
 
 
 def unsupported(problem: Sharded, *, way: str) -> str | None:
@@ -87,27 +84,6 @@ def precompile(problem: Sharded, arch: str, *, way: str, training: bool = False)
         preparation.compile_ep_layer(
             problem.layer, ranks, target, spare=spare, training=training, pushes=way in _PUSHES
         )
-
-
-def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """The replay of a CUDA graph of a call. All ranks capture together, after calls that compile kernels and open NCCL's channels."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARMUP):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
-
-
-@functools.cache
-def mailbox(problem: Exchange) -> Mailbox:
-    """Memory that the ranks of the default group share, one for all calls of a process."""
-    most, dtype = max(problem.shares), FORMATS[problem.dtype].torch_dtype
-    return Mailbox(most, problem.hidden, problem.top_k, problem.local, dtype)
 
 
 def layer(problem: Sharded, way: str, bias: Tensor | None) -> Function:

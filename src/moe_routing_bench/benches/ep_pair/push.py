@@ -1,4 +1,4 @@
-"""`dispatch` and back by stores into the memory of the other GPUs (`ops.mailbox`), a row per token and rank; permute, pack and combine in CuTe DSL
+"""`dispatch` and back by stores into the memory of the other GPUs (`exchange.mailbox`), a row per token and rank; permute, pack and combine in CuTe DSL
 turn what came into the rows of experts, and their rows into sums. The host waits for nothing.
 """
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from moe_routing_bench.benches.ep_layer.step import captured, mailbox
+from moe_routing_bench.benches.mailboxes import captured, mailbox
 from moe_routing_bench.benches.ranks import Exchange
 from moe_routing_kernels.combine import Combine, cute_combine
 from moe_routing_kernels.exchange import cute_exchange

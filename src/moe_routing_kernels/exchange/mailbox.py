@@ -1,21 +1,20 @@
 """Memory that the GPUs of one host share, for `ep.layer(..., mailbox=)`: rows and sums are stored into it instead of sent as messages."""
 
 import functools
+import importlib.util
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.errors import bad, whole
-from moe_routing_kernels.ops import backends
 from moe_routing_kernels.target import Target
 
 __all__ = ["Mailbox", "known_group"]
 
 _ALIKE = ("most_tokens", "hidden", "top_k", "experts", "dtype", "multiprocessors")
-_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 class Mailbox:
@@ -48,7 +47,7 @@ class Mailbox:
         if dtype not in _DTYPES:
             raise bad("dtype", dtype, ", ".join(map(str, _DTYPES)))
         target = Target.here()
-        if target.vendor != "nvidia" or not chooser.installed("cutlass"):
+        if target.vendor != "nvidia" or importlib.util.find_spec("cutlass") is None:
             raise bad(
                 "mailbox",
                 target.arch,
@@ -61,9 +60,9 @@ class Mailbox:
 
         device = torch.device("cuda", torch.cuda.current_device())
         self.dtype, self._seconds, self._target = dtype, seconds, target
-        counts = (*sizes.values(), _DTYPES.index(dtype), target.multiprocessors)
+        counts = (*sizes.values(), list(_DTYPES).index(dtype), target.multiprocessors)
         fewest = _agreed(counts, self.group, device)
-        shape = (self.group.size(), experts, most_tokens, hidden, top_k, backends.FORMAT_NAMES[dtype])
+        shape = (self.group.size(), experts, most_tokens, hidden, top_k, _DTYPES[dtype])
         self.letters, self._tiling = cute_exchange.choose(*shape, fewest)
         self._memory = symmetric.empty(self.letters.bytes, dtype=torch.uint8, device=device)
         handle = symmetric.rendezvous(self._memory, self.group)
