@@ -101,7 +101,6 @@ def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]]) -> d
             "far": nearest.FAR,
             "octaves": nearest.RULE,
             "of": {name: nearest.rules(name) for name in BENCHES},
-            "ranks": nearest.of_ranks(),
         },
         "measured": [name for name in BENCHES if name in set(frame["bench"])],
         "models": {name: {key: sizes[key] for key in PRESET} for name, sizes in models.items()},
@@ -109,7 +108,7 @@ def questions(frame: pd.DataFrame, models: Mapping[str, Mapping[str, Any]]) -> d
 
 
 def _asked(axis: Axis, frame: pd.DataFrame) -> dict[str, Any]:
-    """How the page asks for an axis. `scale`: by what two values differ, octaves (`log`), units (`linear`) or not at all (`name`)."""
+    """How the page asks for an axis. `scale`: by what two values differ, octaves (`log`), units (`linear`) or not at all (`name`); `exact`: it must match."""
     known = [axis.kind(one) for one in sorted(frame[axis.name].dropna().unique())]
     return {
         "name": axis.name,
@@ -119,6 +118,7 @@ def _asked(axis: Axis, frame: pd.DataFrame) -> dict[str, Any]:
         "default": axis.default,
         "follows": axis.follows,
         "free": axis.name in _FREE,
+        "exact": axis.name in nearest.of_ranks(),
         "none": axis.optional,
         "first": axis.name in _FIRST,
         "known": known,

@@ -22,18 +22,18 @@ const heldBy = (cell, {name, follows}) => cell.axes[name] ?? (follows ? cell.axe
 
 // In what a cell differs from a question: [{name, asked, held, octaves, scale}]. The rule is that of answers/nearest.py: names and limits must
 // match (infinitely many octaves), but for those that the rule of the bench lets count as some. `rule`: {octaves, of: {bench: [axis]}, ranks: [axis],
-// families: {name of formats: [format]}}. Experts of a bench that does not read the format of weights have that of its activations.
+// families: {name of formats: [format]}}. `exact`: an axis that must match where cells have it. Experts of a bench that does not read the format of weights have that of its activations.
 function gapsOf(cell, question, axes, rule) {
   return Object.keys(question).flatMap(name => {
     const axis = axes.find(one => one.name === name);
     if (!axis) return [];
-    const {scale, follows} = axis;
+    const {scale, follows, exact} = axis;
     const ranks = (rule.ranks ?? []).includes(name), plain = name === "weights" && !(name in cell.axes) && "intermediate" in cell.axes ? cell.axes.dtype : null;
     if (!(name in cell.axes || plain !== null || (ranks && question[name] !== null))) return [];
     const asked = question[name] ?? (follows ? cell.axes[follows] : null), held = plain ?? heldBy(cell, {name, follows}) ?? null;
     if (asked === held || (name === "weights" && (rule.families?.[asked] ?? []).includes(held))) return [];
     const numbers = typeof asked === "number" && typeof held === "number";
-    const octaves = (rule.of[cell.bench] ?? []).includes(name) ? rule.octaves : !numbers || scale === "name" || ranks ? Infinity : scale === "log" ? Math.abs(Math.log2(held / asked)) : Math.abs(held - asked);
+    const octaves = (rule.of[cell.bench] ?? []).includes(name) ? rule.octaves : !numbers || scale === "name" || ranks || exact ? Infinity : scale === "log" ? Math.abs(Math.log2(held / asked)) : Math.abs(held - asked);
     return [{name, asked, held, octaves, scale: numbers ? scale : "name"}];
   });
 }
