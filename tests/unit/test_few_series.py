@@ -171,7 +171,7 @@ def test_without_others_more_of_ours_are_shown() -> None:
 
 
 def test_each_panel_keeps_a_series() -> None:
-    """Even one that is never the fastest elsewhere."""
+    """Also a panel whose only series is the fastest in no other panel."""
     names = [*OURS, *OTHERS]
     times = {name: [1.0 + place] for place, name in enumerate(names)}
     kept = few(chart(names, {"one": names, "two": ["sonicmoe"], "three": ["cute", "sonicmoe"]}, **rows(times)))

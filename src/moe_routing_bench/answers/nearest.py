@@ -55,7 +55,7 @@ def gaps(cell: Cell, question: Mapping[str, Any]) -> list[Gap]:
     found = []
     for name, asked in question.items():
         measured = _held(cell, name)
-        if name in cell.axes or measured is not None or (asked is not None and _of_ranks(name)):
+        if name in cell.axes or measured is not None or (asked is not None and of_ranks(name)):
             octaves = distance(name, asked, measured, cell.bench)
             if octaves:
                 found.append(Gap(name, asked, measured, octaves))
@@ -68,12 +68,8 @@ def _held(cell: Cell, name: str) -> Any:
     return cell.axes.get("dtype" if plain else name)
 
 
-def of_ranks() -> list[str]:
-    """Axes that must match where a question has them."""
-    return [name for name in AXES if _of_ranks(name)]
-
-
-def _of_ranks(name: str) -> bool:
+def of_ranks(name: str) -> bool:
+    """Whether an axis must match where a question has it."""
     return AXES[name].sparse or name == "ranks"
 
 
@@ -84,7 +80,7 @@ def distance(name: str, asked: Any, measured: Any, bench: str) -> float:
     axis = AXES[name]
     if name in rules(bench):
         return RULE
-    if asked is None or measured is None or axis.kind is str or _of_ranks(name):
+    if asked is None or measured is None or axis.kind is str or of_ranks(name):
         return math.inf
     if axis.least == 0:
         return abs(measured - asked)

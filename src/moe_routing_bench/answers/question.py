@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.answers.nearest import FAMILIES, formats_of
+from moe_routing_bench.answers.nearest import FAMILIES, formats_of, of_ranks
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config import axes, presets
 from moe_routing_bench.config.axes import AXES, PRESET
@@ -40,7 +40,7 @@ class Question:
 
     def unread(self, bench: str) -> list[str]:
         """The formats and ranks that the user gave and a bench does not read."""
-        names = [name for name in self.given if AXES[name].part == "format" or AXES[name].sparse or name == "ranks"]
+        names = [name for name in self.given if AXES[name].part == "format" or of_ranks(name)]
         return [name for name in names if name not in _read(bench)]
 
     def to_measure(self, bench: str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def asked(
     chosen = _benches(bench, given, training)
     read = set().union(*map(_read, chosen))
     formats = ("weights",) if "intermediate" in read else ()  # experts that do not read it have weights of their dtype
-    ignored = [name for name in given if name not in (*read, *formats, "ranks") and not AXES[name].sparse]
+    ignored = [name for name in given if name not in (*read, *formats) and not of_ranks(name)]
     values = {"dtype": AXES["dtype"].default, "skew": 0.0, "capacity_factor": None, "trace": None}
     values |= {name: None for name, axis in AXES.items() if axis.sparse} | sizes
     values |= given

@@ -109,7 +109,7 @@ def _rules(platform: str, cells: Sequence[Cell], models: Mapping[str, Any]) -> d
             "far": nearest.FAR,
             "octaves": nearest.RULE,
             "of": {name: nearest.rules(name) for name in BENCHES},
-            "ranks": nearest.of_ranks(),
+            "ranks": [name for name in AXES if nearest.of_ranks(name)],
             "families": {name: nearest.formats_of(name) for name in families},
         },
         "ours": {name: sorted(origins.ours(name)) for name in BENCHES},

@@ -118,7 +118,7 @@ def _asked(axis: Axis, frame: pd.DataFrame) -> dict[str, Any]:
         "default": axis.default,
         "follows": axis.follows,
         "free": axis.name in _FREE,
-        "exact": axis.name in nearest.of_ranks(),
+        "exact": nearest.of_ranks(axis.name),
         "none": axis.optional,
         "first": axis.name in _FIRST,
         "known": known,

@@ -42,7 +42,7 @@ ROWS, ROWS_FORM = "answers.json.gz", 1  # what a wheel has of published rows, in
 
 @functools.lru_cache(maxsize=4)
 def published_rows(path: Path) -> Mapping[str, Any]:
-    """The rows and notes of each run in a file that `answers.stored.packed` made. Raises `UserError` for one that is damaged, too large or of another form."""
+    """The rows and notes of each run in a file that `answers.stored.packed` made. Raises `UserError` if the file is damaged, too large or of another form."""
     try:
         with gzip.open(io.BytesIO(guarded.content(path)), "rb") as file:
             text = file.read(guarded.MOST_CSV + 1)

@@ -10,9 +10,14 @@ from moe_routing_kernels.cute import rows as cute_rows
 from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.exchange import Letters
-from moe_routing_kernels.exchange.cute_peers import BACK, goes, meet, place, tensor_at
+from moe_routing_kernels.exchange.cute_peers import BACK, goes, meet, place, position, tensor_at
 
 LOADS_IN_FLIGHT = 16  # vectors that a thread loads before the first use
+
+
+def at_once(tiling: RowTiling) -> int:
+    """Of how many ranks a thread loads the sums before it adds them up."""
+    return max(1, LOADS_IN_FLIGHT // tiling.vectors)
 
 
 @cute.kernel
@@ -33,11 +38,9 @@ def back_kernel(
     """Sums y (N tokens, H) of rows that came with the ids `came` (N tokens, k), back to the ranks of their tokens; combined (T, H), of tokens with
     ids (T, k), is what came for this rank's own, added up, with the residual where `add`."""
     element = y.element_type
-    groups = cutlass.const_expr(tiling.threads // tiling.lanes)
-    thread = cute.arch.thread_idx()[0]
-    lane, first = thread % tiling.lanes, cute.arch.block_idx()[0] * groups + thread // tiling.lanes
+    lane, first, groups = position(tiling, letters)
     shape = cutlass.const_expr((tiling.width, tiling.vectors))
-    for unit in cutlass.range(first, letters.tokens * tiling.tiles, letters.blocks * groups):
+    for unit in cutlass.range(first, letters.tokens * tiling.tiles, groups):
         token, column = unit // tiling.tiles, unit % tiling.tiles * (tiling.lanes * tiling.vectors) + lane
         for step in cutlass.range_constexpr(1, letters.ranks):
             to = (rank + step) % letters.ranks
@@ -50,7 +53,7 @@ def back_kernel(
                 sums = tensor_at(element, peers[to] + letters.sums_at, (letters.rows, letters.hidden))
                 cute_rows.store_row(fragment, sums, rank * letters.tokens + token, column, tiling)
     meet(peers, rank, limit, failed, BACK, letters)
-    for unit in cutlass.range(first, ids.shape[0] * tiling.tiles, letters.blocks * groups):
+    for unit in cutlass.range(first, ids.shape[0] * tiling.tiles, groups):
         token, column = unit // tiling.tiles, unit % tiling.tiles * (tiling.lanes * tiling.vectors) + lane
         chosen = cute.make_rmem_tensor((letters.top_k,), Int32)
         cute.autovec_copy(ids[token, None], chosen)
@@ -61,10 +64,8 @@ def back_kernel(
             start.fill(0)
             cute_rows.load_row(residual, token, column, start, tiling)
             total.store(start.load().to(cutlass.Float32))
-        for start_rank in cutlass.range_constexpr(0, letters.ranks, max(1, LOADS_IN_FLIGHT // tiling.vectors)):
-            terms = cute.make_rmem_tensor(
-                (*shape, min(max(1, LOADS_IN_FLIGHT // tiling.vectors), letters.ranks - start_rank)), element
-            )
+        for start_rank in cutlass.range_constexpr(0, letters.ranks, at_once(tiling)):
+            terms = cute.make_rmem_tensor((*shape, min(at_once(tiling), letters.ranks - start_rank)), element)
             terms.fill(0)
             for j in cutlass.range_constexpr(terms.shape[2]):
                 source = cutlass.const_expr(start_rank + j)

@@ -29,7 +29,7 @@ from moe_routing_kernels.cute import rows as cute_rows
 from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.cute.rows import RowTiling, row_tiling
 from moe_routing_kernels.exchange import Letters, cute_back
-from moe_routing_kernels.exchange.cute_peers import OUT, goes, meet, place, tensor_at
+from moe_routing_kernels.exchange.cute_peers import OUT, goes, meet, place, position, tensor_at
 from moe_routing_kernels.target import Target
 
 THREADS = 512
@@ -76,10 +76,8 @@ def out_kernel(
 ):
     """Rows of x (T, H), with ids (T, k) and weights (T, k), to the ranks of their experts. Ids count from a rank's first expert, -1 elsewhere."""
     element = x.element_type
-    groups = cutlass.const_expr(tiling.threads // tiling.lanes)
-    thread = cute.arch.thread_idx()[0]
-    lane, first = thread % tiling.lanes, cute.arch.block_idx()[0] * groups + thread // tiling.lanes
-    for unit in cutlass.range(first, letters.tokens * tiling.tiles, letters.blocks * groups):
+    lane, first, groups = position(tiling, letters)
+    for unit in cutlass.range(first, letters.tokens * tiling.tiles, groups):
         token, tile = unit // tiling.tiles, unit % tiling.tiles
         column = tile * (tiling.lanes * tiling.vectors) + lane
         fragment = cute.make_rmem_tensor((tiling.width, tiling.vectors), element)

@@ -9,6 +9,7 @@ from cutlass.cute import AddressSpace
 
 from moe_routing_kernels.cute import VECTOR_BYTES
 from moe_routing_kernels.cute.cache import fake_tensor
+from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.exchange import Letters
 
 OUT, BACK = 0, 1  # phases
@@ -21,6 +22,14 @@ def tensor_at(element: Any, address: Any, shape: tuple[int, ...]) -> cute.Tensor
         cute.make_ptr(element, address, AddressSpace.gmem, assumed_align=VECTOR_BYTES),
         cute.make_ordered_layout(shape, order=order),
     )
+
+
+def position(tiling: RowTiling, letters: Letters) -> tuple[Any, Any, int]:
+    """The thread's place in its group, the first column tile of a token that the group handles, and the groups of all blocks: the step to the next."""
+    groups = tiling.threads // tiling.lanes
+    thread = cute.arch.thread_idx()[0]
+    lane, first = thread % tiling.lanes, cute.arch.block_idx()[0] * groups + thread // tiling.lanes
+    return lane, first, letters.blocks * groups
 
 
 def flag(peers: cute.Tensor, of: Any, phase: int, source: Any, letters: Letters) -> Any:

@@ -59,7 +59,7 @@ class Mailbox:
         from moe_routing_kernels.exchange import cute_back, cute_exchange
 
         device = torch.device("cuda", torch.cuda.current_device())
-        self.dtype, self._seconds, self._target = dtype, seconds, target
+        self.dtype, self._seconds = dtype, seconds
         counts = (*sizes.values(), list(_DTYPES).index(dtype), target.multiprocessors)
         fewest = _agreed(counts, self.group, device)
         shape = (self.group.size(), experts, most_tokens, hidden, top_k, _DTYPES[dtype])

@@ -219,7 +219,8 @@ def fused_experts(
 
     Which kernels run the experts on a GPU, and whether they gather the tokens' rows or are given packed ones, is chosen by sizes
     from a table of measured layers (`choices`), without waiting for the GPU; a `phase`, ``prefill`` or ``decode``, is a hint
-    that leaves only such cells, and `ranks` says that the experts are those of one of so many ranks, whose others take most ids. Where rows or weights of experts need a gradient, rows are packed.
+    that leaves only such cells. With `ranks` the experts are those of one of so many ranks, and kernels are chosen for its
+    share of the assignments. Where rows or weights of experts need a gradient, rows are packed.
 
     Raises `UserError` for arguments that `permute`, `experts` or `combine` does not take, and for an unknown phase.
     """
