@@ -5,6 +5,7 @@ Times are medians of device time in µs. `floor` is `roofline_us`: the compulsor
 at the matrix rate, both measured in the same process.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ QUANTISED, QUANTISED_DECODE, QUANTISED_FLOATS = (
     f"../nvidia-h200.quantised{part}/" for part in ("", "-decode", "-floats")
 )
 QUALITY_FORMATS = "../nvidia-h200.quality-formats/"
+STUDY = "../nvidia-h200.study-a0/"
 H100 = "../nvidia-h100-80gb-hbm3/"
 PUBLISHED = "repeat_published.csv"  # the published rows of routing and layers, and those of the run before
 WAYS = ("torch", "triton", "cute")
@@ -684,47 +686,44 @@ def few_rows() -> str:
     return table(lines)
 
 
-RULES = {"dense": "dense, equal active FLOPs", "softk": "`softk` (Mixtral)"} | {
-    name: f"`{name}`" for name in ("deepseek_v3_small", "quantile_balancing", "hash_balanced", "switch_top1")
-}
+@cache
+def study() -> pd.DataFrame:
+    """The final rows of study A0's causal rules, of all entries: they have the same text, tokens and active FLOPs, but for the dense model of equal parameters."""
+    rows = compare.finals(run_rows.read(RESULTS / (STUDY + "quality.parquet")).to_pandas())
+    rows = rows[rows["causal"].astype(bool) & (compare.refusals(rows) == "")]
+    dense = rows["router"] == "dense"
+    named = rows["contestant"].where(
+        ~dense, "dense, equal " + rows["match"].map({"active_flops": "FLOPs"}).fillna("parameters")
+    )
+    return rows.assign(contestant=named)
 
 
 def quality() -> str:
-    """Validation bits per byte after the last step: the mean over seeds and half of its 95 % interval (Student's t)."""
-    rows = (
-        run_rows.read(RESULTS / "quality.parquet")
-        .to_pandas()
-        .query("purpose == 'final' and label in ('e8', 'e32')", engine="python")
-    )
-    last = rows[rows["step"] == rows["steps"]]
-    lines = []
-    for label in ("e8", "e32"):
-        mine = last[last["label"] == label]
-        line = {"": f"E={mine['experts'].max()}, k=2"}
-        for rule, heading in RULES.items():
-            values = mine.loc[mine["router"] == rule, "bits_per_byte"]
-            half = stats.t.ppf(0.975, len(values) - 1) * values.sem()
-            line[heading] = f"{values.mean():.3f} ± {half:.3f}"
-        lines.append(line)
-    return table(lines)
+    """Bits per byte after the last step, adjusted for the seeds that a rule lacks, with Tukey's letters; the best first."""
+    by_seed = family.by_seed(study(), compare.METRIC)
+    found = family.family(by_seed)
+    names = sorted(by_seed.columns, key=found.means.__getitem__)
+    letters = family.letters(found, names)
+    halves = (names[: -(-len(names) // 2)], names[-(-len(names) // 2) :])
+    cells = [
+        [(f"`{name}`" if "dense" not in name else name, f"{found.means[name]:.3f}", letters[name]) for name in half]
+        for half in halves
+    ]
+    rows = [("rule", "bits", "letters") * 2, ["---"] * 6]
+    rows += [one + other for one, other in itertools.zip_longest(*cells, fillvalue=("",) * 3)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def told_apart() -> str:
-    """How many pairs of the causal rules of each config are different, equivalent and undecided, by the tests of the report's ranking."""
-    finals = compare.finals(run_rows.read(RESULTS / "quality.parquet").to_pandas())
-    said = []
-    for label in ("e32", "e8"):
-        mine = finals[(finals["label"] == label) & finals["causal"].astype(bool)]
-        mine = mine[compare.refusals(mine) == ""]
-        by_seed = family.by_seed(mine, compare.METRIC)
-        pairs = family.family(by_seed).pairs
-        stated = [pair.statement for pair in pairs]
-        words = (family.DIFFERENT, family.EQUIVALENT, family.UNDECIDED)
-        numbers = ", ".join(f"{sum(one.verdict == word for one in stated)} {word}" for word in words)
-        first = set(by_seed.mean().nsmallest(2).index)
-        (best,) = (pair.statement for pair in pairs if {pair.better, pair.worse} == first)
-        said.append(f"E={mine['experts'].max()}: {numbers}; {best}")
-    return f"Pairs of causal rules, by Tukey in a rule + seed ANOVA. {'. '.join(said)}.\n"
+    """How many pairs of these rules are different, equivalent and undecided, what noise the runs have, and which runs are far from the others."""
+    by_seed = family.by_seed(study(), compare.METRIC)
+    found = family.family(by_seed)
+    numbers = ", ".join(f"{sum(pair.verdict == word for pair in found.pairs)} {word}" for word in family.VERDICTS)
+    first = set(sorted(by_seed.columns, key=found.means.__getitem__)[:2])
+    seeds = by_seed.count()
+    fewer = f", {seeds.min()} of {', '.join(seeds.index[seeds < seeds.max()])}" if seeds.min() < seeds.max() else ""
+    (best,) = (pair.statement for pair in found.pairs if {pair.better, pair.worse} == first)
+    return f"Pairs, by Tukey and TOST in a rule + seed ANOVA (noise {found.noise:.4f}): {numbers}; {best}. n = {seeds.max()} seeds{fewer}. {family.told_far(by_seed, found)}.\n"
 
 
 def formats_in_models() -> str:

@@ -10,7 +10,7 @@ import pytest
 from moe_routing_bench import packages
 from moe_routing_bench.cli.status import ENGINE, plan
 from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, Run
-from moe_routing_bench.quality import code, family, forecast, run_rows
+from moe_routing_bench.quality import code, family, forecast, run_rows, seeds_needed
 from moe_routing_bench.store import paths
 
 RUN = Run(
@@ -129,8 +129,8 @@ def test_the_noise_of_a_plan_is_that_of_stored_rows_of_its_code_and_size(
     plan(config_json=config, platform="nvidia-h200")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("a, 2 seeds"))
     noise = family.family(pd.DataFrame(losses)).noise
-    assert noise != pytest.approx(family.NOISE, rel=0.1)
+    assert noise != pytest.approx(seeds_needed.NOISE, rel=0.1)
     said = f"at a noise of {noise:.2g} bits (that of 3 stored contestants of this code and size, 4 seeds)"
-    assert line.endswith(said if stored else f"at a noise of {family.NOISE:.2g} bits ({family.ASSUMED})")
-    needed = family.seeds_needed(noise if stored else family.NOISE, 2)
+    assert line.endswith(said if stored else f"at a noise of {seeds_needed.NOISE:.2g} bits ({seeds_needed.ASSUMED})")
+    needed = seeds_needed.seeds_needed(noise if stored else seeds_needed.NOISE, 2)
     assert f"by {needed} seeds for one pair" in line

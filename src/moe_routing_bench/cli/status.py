@@ -170,7 +170,9 @@ def _power(runs: Iterable[Planned], rows: list[dict[str, Any]]) -> Iterable[str]
     """How many seeds show equal rules of each entry to be equivalent, at the noise that rows of the same code and sizes have."""
     import pandas as pd  # with scipy, in compare and family, it takes a second
 
-    compare, family = (importlib.import_module(f"moe_routing_bench.quality.{name}") for name in ("compare", "family"))
+    compare, seeds_needed = (
+        importlib.import_module(f"moe_routing_bench.quality.{name}") for name in ("compare", "seeds_needed")
+    )
     finals = compare.finals(pd.DataFrame(rows)) if rows else pd.DataFrame()
     finals = finals[compare.refusals(finals) == ""] if len(finals) else finals
     today = fingerprint(code.training_files())
@@ -179,6 +181,6 @@ def _power(runs: Iterable[Planned], rows: list[dict[str, Any]]) -> Iterable[str]
         mine = [run for run in final if run.label == label]
         if (rules := len({run.router for run in mine})) > 1:
             sizes = {name: getattr(mine[0], name) for name in (*forecast.SHAPE, "batch", "steps")}
-            noise, basis = family.stored_noise(finals, sizes, today)
+            noise, basis = seeds_needed.stored_noise(finals, sizes, today)
             seeds = count(len({run.seed for run in mine}), "seed")
-            yield f"{label}, {seeds}: {family.power_of_equivalence(noise, rules)}, at a noise of {noise:.2g} bits ({basis})"
+            yield f"{label}, {seeds}: {seeds_needed.power_of_equivalence(noise, rules)}, at a noise of {noise:.2g} bits ({basis})"

@@ -99,7 +99,7 @@ def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
     for (label, config, causal), group in rows.groupby(["label", "config_hash", "causal"], sort=False):
         by_seed = family.by_seed(group, metric)
         found = family.family(by_seed)
-        names = list(by_seed.mean().sort_values().index)
+        names = sorted(by_seed.columns, key=found.means.__getitem__)
         letters = family.letters(found, names)
         for name in names:
             values = by_seed[name].dropna().to_numpy()
@@ -109,7 +109,7 @@ def summary(table: pd.DataFrame, metric: str = METRIC) -> pd.DataFrame:
                 "causal": bool(causal),
                 "contestant": name,
                 "seeds": len(values),
-                "mean": float(values.mean()) if len(values) else float("nan"),
+                "mean": found.means[name],
                 "half_width": mean_half_width(values),
                 "rank": 1 + len(found.better_than(name)),
                 "letters": letters[name],
@@ -175,6 +175,11 @@ def text(table: pd.DataFrame, metric: str = METRIC) -> str:
             )
             others = f"{', '.join(row['undecided']) or '-'}; {', '.join(row['equivalent']) or '-'}"
             lines.append(f"{row['rank']:>4}  {row['contestant']:<28} {numbers}  {others}")
+        mine = finals(table)
+        mine = mine[(mine["label"] == label) & (mine["config_hash"] == config) & (mine["causal"] == causal)]
+        by_seed = family.by_seed(mine[refusals(mine) == ""], metric)
+        if far := family.told_far(by_seed, family.family(by_seed)):
+            lines.append(far)
     return "\n".join(lines)
 
 

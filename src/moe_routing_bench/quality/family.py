@@ -4,10 +4,10 @@ The model is additive: loss = rule + seed + noise, one variance for all. A pair 
 equivalent only where two one-sided tests show the effect to be less than a declared margin, and undecided otherwise.
 """
 
+import functools
 import itertools
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,13 +18,11 @@ from moe_routing_kernels.errors import bad
 ALPHA = 0.05
 MARGIN = 0.01  # bits per byte
 TOST = "TOST"
-NOISE = 0.0087  # bits per byte between seeds of a rule, where no rows of the same code and sizes are stored: `ASSUMED` says of what
-ASSUMED = "assumed, as no rows of this code and size are stored: that of 65 causal runs with E=8, of older code"
-_MOST_SEEDS = 1000
+_FAR = 0.1  # of the runs, the most that may be far from the others
 POWER = 0.8
 # What runs have in common that are compared: width, tokens, batches and text; whose numbers of experts may differ.
 COMMON = ("dim", "layers", "sequence", "batch", "steps", "vocabulary", "corpus_sha256", "validation_batches")
-DIFFERENT, EQUIVALENT, UNDECIDED = "different", "equivalent", "undecided"
+VERDICTS = DIFFERENT, EQUIVALENT, UNDECIDED = "different", "equivalent", "undecided"
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,8 @@ class Statement:
 class Pair:
     """Two contestants, the better mean first.
 
-    `effect` is what the loss of `worse` is above that of `better`, with its simultaneous 95 % interval `low` to `high`. `p` is Tukey's,
-    `p_equivalent` that of TOST at `margin`, corrected by Holm. `seeds` is the number that both have.
+    `effect` is what the loss of `worse` is above that of `better`, with its simultaneous 95 % interval `low` to `high` by Tukey, which is above
+    0 exactly where his p is below 5 %. `p_equivalent` is that of TOST at `margin`, corrected by Holm. `seeds` is the number that both have.
     """
 
     better: str
@@ -81,7 +79,6 @@ class Pair:
     effect: float
     low: float
     high: float
-    p: float
     p_equivalent: float
     margin: float
     seeds: int
@@ -89,7 +86,7 @@ class Pair:
     @property
     def verdict(self) -> str:
         """One of three words."""
-        return DIFFERENT if self.p < ALPHA else EQUIVALENT if self.p_equivalent < ALPHA else UNDECIDED
+        return DIFFERENT if self.low > 0 else EQUIVALENT if self.p_equivalent < ALPHA else UNDECIDED
 
     @property
     def statement(self) -> Statement:
@@ -105,11 +102,17 @@ class Pair:
 
 @dataclass(frozen=True)
 class Family:
-    """The pairs, the standard deviation of the noise, and the least effect that a test finds with a power of 80 %."""
+    """The pairs, the standard deviation of the noise, and the least effect that a test finds with a power of 80 %.
+
+    `means` are those over all seeds, where a contestant that lacks some is adjusted for them. `far` has the contestant and the seed of runs
+    that normal noise of one variance does not explain. The tests keep them.
+    """
 
     pairs: list[Pair]
     noise: float
     detectable: float
+    means: dict[str, float]
+    far: list[tuple[str, int]]
 
     def of(self, name: str, verdict: str) -> list[str]:
         """The contestants of that verdict with this one."""
@@ -137,7 +140,8 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
     inverse = np.linalg.pinv(design.T @ design)
     fitted = inverse @ design.T @ losses
     freedom = len(losses) - int(np.linalg.matrix_rank(design))
-    variance = float(((losses - design @ fitted) ** 2).sum() / freedom) if freedom > 0 else np.nan
+    residuals = losses - design @ fitted
+    variance = float((residuals**2).sum() / freedom) if freedom > 0 else np.nan
     if not variance > 1e-24:  # of equal values rounding is no noise
         variance = np.nan
     firsts, seconds = np.array(list(itertools.combinations(range(len(names)), 2)), int).reshape(-1, 2).T
@@ -146,11 +150,9 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
     effects = contrast @ fitted
     errors = np.sqrt(variance * np.einsum("ij,jk,ik->i", contrast, inverse, contrast))
     known = errors > 0
-    reach = float(stats.studentized_range.ppf(1 - ALPHA, len(names), freedom)) / 2**0.5 if known.any() else np.nan
-    p, tost = np.ones(len(firsts)), np.ones(len(firsts))
+    reach = _tukey(len(names), freedom) if known.any() else np.nan
+    tost = np.ones(len(firsts))
     if known.any():
-        size = np.abs(effects[known]) / errors[known]
-        p[known] = stats.studentized_range.sf(size * 2**0.5, len(names), freedom)
         tost[known] = stats.t.sf((margin - np.abs(effects[known])) / errors[known], freedom)
     tost = holm(tost.tolist())
     common = ~np.isnan(values)
@@ -160,7 +162,6 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
             effect := abs(float(effects[i])),
             effect - reach * float(errors[i]),
             effect + reach * float(errors[i]),
-            float(p[i]),
             tost[i],
             margin,
             int((common[:, a] & common[:, b]).sum()),
@@ -168,7 +169,63 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
         for i, (a, b) in enumerate(zip(firsts, seconds, strict=True))
     ]
     more = float(stats.t.ppf(POWER, freedom)) if known.any() else np.nan
-    return Family(pairs, variance**0.5, float((reach + more) * np.median(errors)) if len(pairs) else np.nan)
+    detectable = float((reach + more) * np.median(errors)) if len(pairs) else np.nan
+    far = [(names[rule[i]], int(by_seed.index[seed[i]])) for i in _far(design, losses)] if known.any() else []
+    rules = np.where(np.isnan(values).all(axis=0), np.nan, fitted[: len(names)] + fitted[len(names) :].mean())
+    return Family(pairs, variance**0.5, detectable, dict(zip(names, rules.tolist(), strict=True)), far)
+
+
+@functools.cache  # a tenth of a second each
+def _tukey(contestants: int, freedom: int) -> float:
+    """The standard errors that all pairs stay within at 5 %, by Tukey."""
+    from scipy import stats  # takes a second to import, which reports without training runs need not
+
+    return float(stats.studentized_range.ppf(1 - ALPHA, contestants, freedom)) / 2**0.5
+
+
+def _far(design: np.ndarray, losses: np.ndarray) -> list[int]:
+    """The runs that normal noise does not explain at 5 %, by Rosner's test for many outliers (1983), with studentised deleted residuals.
+
+    Runs are taken out one by one, the furthest first. Those up to the last one that is too far count, so that one does not hide another.
+    """
+    from scipy import stats  # takes a second to import, which reports without training runs need not
+
+    kept, taken, far = list(range(len(losses))), [], 0
+    for _ in range(math.ceil(_FAR * len(losses))):
+        now = design[kept]
+        inverse = np.linalg.pinv(now.T @ now)
+        residuals = losses[kept] - now @ (inverse @ now.T @ losses[kept])
+        room = 1 - np.einsum("ij,jk,ik->i", now, inverse, now)  # none where the fit goes through the run
+        freedom = len(kept) - int(np.linalg.matrix_rank(now)) - 1
+        if freedom < 1:
+            break
+        shares = residuals**2 / np.maximum(room, 1e-9)
+        furthest = int(shares.argmax())
+        rest = (residuals**2).sum() - shares[furthest]
+        size = (shares[furthest] / max(rest, 1e-24) * freedom) ** 0.5
+        taken.append(kept.pop(furthest))
+        if size > stats.t.ppf(1 - ALPHA / (2 * (len(kept) + 1)), freedom):
+            far = len(taken)
+    return sorted(taken[:far])
+
+
+def without_far(by_seed: pd.DataFrame, found: Family) -> Family:
+    """The family of the same losses without the runs that are `far`."""
+    far = pd.DataFrame({name: [(name, seed) in found.far for seed in by_seed.index] for name in by_seed}, by_seed.index)
+    return family(by_seed.mask(far), found.pairs[0].margin)
+
+
+def told_far(by_seed: pd.DataFrame, found: Family) -> str:
+    """Which runs are `far`, and what the family is without them, in words; empty where there are none."""
+    if not found.far:
+        return ""
+    rest = without_far(by_seed, found)
+    counted = ", ".join(f"{sum(pair.verdict == verdict for pair in rest.pairs)} {verdict}" for verdict in VERDICTS)
+    runs = ", ".join(f"{name} of seed {seed}" for name, seed in found.far)
+    return (
+        f"{len(found.far)} of {by_seed.count().sum()} runs are further from rule + seed than normal noise explains ({runs}; Rosner's test). "
+        f"They are kept. Without them: noise {rest.noise:.4f}, pairs {counted}"
+    )
 
 
 def against_none(
@@ -201,48 +258,6 @@ def against_none(
         numbers = (effect, effect - reach, effect + reach, margin, len(values))
         found[str(name)] = Statement(subject.format(name), verdict, test, *numbers, unit)
     return found
-
-
-def stored_noise(rows: pd.DataFrame, sizes: Mapping[str, Any], code: str) -> tuple[float, str]:
-    """The noise of a run in bits per byte, and what it is from: the contest with the most of these final rows that are of the code and the sizes.
-
-    `NOISE`, which is `ASSUMED`, where there is none with noise to estimate: two rules and two seeds or more.
-    """
-    if len(rows):
-        same = (rows["code_fingerprint"] == code) & rows["causal"].astype(bool)
-        for name, value in sizes.items():
-            same &= rows[name] == value
-        for _, group in sorted(rows[same].groupby("label"), key=lambda one: -len(one[1])):
-            noise = family(by_seed(group.drop_duplicates(["contestant", "seed"]), "bits_per_byte")).noise
-            if np.isfinite(noise):
-                rules, seeds = group["contestant"].nunique(), group["seed"].nunique()
-                return noise, f"that of {rules} stored contestants of this code and size, {seeds} seeds"
-    return NOISE, ASSUMED
-
-
-def seeds_needed(noise: float, rules: int, pairs: int = 1, margin: float = MARGIN) -> int | None:
-    """The fewest seeds of each of `rules` with which TOST finds two equal rules equivalent with a power of 80 %; None above 1,000.
-
-    `noise` is the standard deviation of a run in bits per byte. `pairs` is the number of tests that Bonferroni's correction is for, which
-    Holm's is for the largest p. For two rules without a difference the power is 2 T((margin - t s) / s) - 1, with s = noise sqrt(2 / n)
-    (Schuirmann 1987).
-    """
-    from scipy import stats  # takes a second to import, which reports without training runs need not
-
-    for seeds in range(2, _MOST_SEEDS):
-        freedom, error = (seeds - 1) * (rules - 1), noise * (2 / seeds) ** 0.5
-        reach = margin / error - float(stats.t.ppf(1 - ALPHA / pairs, freedom))
-        if 2 * float(stats.t.cdf(reach, freedom)) - 1 >= POWER:
-            return seeds
-    return None
-
-
-def power_of_equivalence(noise: float, rules: int) -> str:
-    """How many seeds show two equal rules to be equivalent, in words."""
-    pairs = rules * (rules - 1) // 2
-    one, every = (seeds_needed(noise, rules, count) for count in (1, pairs))
-    least, most = (f"{number:,}" if number else "more than 1,000" for number in (one, every))
-    return f"equal rules are shown equivalent within {MARGIN:g} by {least} seeds for one pair, {most} for the last of {pairs}"
 
 
 def letters(found: Family, names: list[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.figures import training_rows
-from moe_routing_bench.quality import compare, family, perft_summary, specialisation
+from moe_routing_bench.quality import compare, family, perft_summary, seeds_needed, specialisation
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.parts import Altered, Contest
@@ -138,12 +138,13 @@ def contests(table: pd.DataFrame) -> list[Contest]:
         mine = finals[(finals["label"] == label) & (finals["causal"].astype(bool) == causal)]
         lines = [_line(rank, mine[mine["contestant"] == rank["contestant"]]) for rank in rows.to_dict("records")]
         kept = mine[compare.refusals(mine) == ""]
-        tests = family.family(family.by_seed(kept, compare.METRIC))
+        by_seed = family.by_seed(kept, compare.METRIC)
+        tests = family.family(by_seed)
         found.append(
             Contest(
                 training_rows.describe(finals[finals["label"] == label]),
                 bool(causal),
-                _power(tests, kept["contestant"].nunique()),
+                ". ".join(filter(None, (_power(tests, kept["contestant"].nunique()), family.told_far(by_seed, tests)))),
                 lines,
             )
         )
@@ -172,7 +173,7 @@ def _power(tests: family.Family, rules: int) -> str:
         return "no noise is known, so nothing is told apart"
     return (
         f"noise of a run {tests.noise:.4f} bits per byte; with a power of {family.POWER:.0%} an effect of {tests.detectable:.3f} is told apart, "
-        f"and {family.power_of_equivalence(tests.noise, rules)}"
+        f"and {seeds_needed.power_of_equivalence(tests.noise, rules)}"
     )
 
 
