@@ -136,7 +136,7 @@ def test_a_run_far_from_rule_and_seed_is_named_and_kept() -> None:
     rest = family.without_far(late, found)
     assert rest.noise < 2 * family.family(usual).noise and [pair.seeds for pair in rest.pairs] == [5, 6, 5]
     told = family.told_far(late, found)
-    assert "1 of 18 runs" in told and f"noise {rest.noise:.4f}" in told
+    assert "1 of 18." in told and f"noise {rest.noise:.4f}" in told
     assert ", ".join(f"{sum(pair.verdict == v for pair in rest.pairs)} {v}" for v in family.VERDICTS) in told
 
 

@@ -223,8 +223,8 @@ def told_far(by_seed: pd.DataFrame, found: Family) -> str:
     counted = ", ".join(f"{sum(pair.verdict == verdict for pair in rest.pairs)} {verdict}" for verdict in VERDICTS)
     runs = ", ".join(f"{name} of seed {seed}" for name, seed in found.far)
     return (
-        f"{len(found.far)} of {by_seed.count().sum()} runs are further from rule + seed than normal noise explains ({runs}; Rosner's test). "
-        f"They are kept. Without them: noise {rest.noise:.4f}, pairs {counted}"
+        f"Runs further from rule + seed than normal noise explains (Rosner's test): {runs}; {len(found.far)} of {by_seed.count().sum()}. "
+        f"The tests keep them. Without: noise {rest.noise:.4f}, pairs {counted}"
     )
 
 
