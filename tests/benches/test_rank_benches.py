@@ -5,6 +5,7 @@ import functools
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -327,7 +328,7 @@ def elsewhere(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `torch_static` return what comes in memory of its own, as a mailbox does."""
     genuine, kept, memory = all_to_all.bind_static, BENCHES["ep_exchange"].kept, dict[str, torch.Tensor]()
 
-    def bind(problem, **tensors):
+    def bind(problem, **tensors: Any):
         own = {name: tensors[name].clone() for name in kept}
         if fault == "one memory for all sets":
             own = {name: memory.setdefault(name, tensor) for name, tensor in own.items()}

@@ -178,7 +178,8 @@ def test_mailboxes_in_one_memory_do_not_overlap() -> None:
     box._memory, box._place = torch.zeros(3 * size, dtype=torch.uint8), (torch.tensor([1000, 5000]), 1, 30, 40)
     own = [box.numbered(i) for i in range(3)]
     for i, each in enumerate(own):
-        each.rows.fill_(i + 1), each.ids.fill_(i + 1), each.weights.fill_(i + 1)
+        for part in (each.rows, each.ids, each.weights):
+            part.fill_(i + 1)
         assert each._place[0].tolist() == [1000 + i * size, 5000 + i * size] and each._place[1:] == (1, 30, 40)
         assert each.rows.data_ptr() == box._memory.data_ptr() + i * size
     assert size % 16 == 0

@@ -64,7 +64,7 @@ def _symmetric(*shape: int, dtype: torch.dtype) -> Tensor:
     if symmetric.get_backend(device) != "NVSHMEM":
         symmetric.set_backend("NVSHMEM")
     tensor = symmetric.empty(*shape, dtype=dtype, device=device)
-    symmetric.rendezvous(tensor, _group())
+    symmetric.rendezvous(tensor, dist.distributed_c10d._get_default_group())
     return tensor
 
 
