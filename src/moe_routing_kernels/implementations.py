@@ -32,8 +32,8 @@ class Implementation:
 
     In an operation that is made of stages, `parts` names the implementation of each stage (``torch`` where it names none); a key such as
     ``"pack+experts"`` names a fused module, ``<operation>.<module>``, that does several stages at once. `layout` is the row layout
-    that is used inside. `declares` are keywords of the bench's ``check``: in what an implementation is less exact than others, by
-    design.
+    that is used inside. `declares` are keywords of the bench's ``check``: in what an implementation is less exact than others, or
+    lays rows otherwise, by design.
     """
 
     name: str

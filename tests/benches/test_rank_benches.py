@@ -1,9 +1,11 @@
 """Benches over ranks: what they are, worked out by hand; their implementations in a group of processes; cells through the harness."""
 
+import collections
 import functools
 import math
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ import torch
 import rank_processes
 from campaign import CAMPAIGN
 from moe_routing_bench import api
+from moe_routing_bench.benches.ep_exchange import all_to_all, symmetric
 from moe_routing_bench.benches.ranks import devices, of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
@@ -27,7 +30,7 @@ from packs import no_ceilings
 __all__ = ["no_ceilings"]
 
 SIZES = {"hidden": 16, "experts": 8, "top_k": 2, "dtype": "bf16"}
-NAMES = ("dispatch", "ep_combine", "ep_pair")
+NAMES = ("dispatch", "ep_combine", "ep_pair", "ep_exchange")
 LAYERS = ("ep_layer", "ep_training")
 QUICK = Settings(
     *(2, 1.0),
@@ -46,7 +49,7 @@ CASES = {  # tokens and ranks; ids of all tokens that no sampler draws
     "no token on a rank": ({"tokens": 1}, None),
     "all to one rank": ({"tokens": 6}, [4, 7]),
     "all to the same rank": ({"tokens": 6}, [0, 3]),
-    "one expert per rank": ({"tokens": 9, "experts": 3, "ranks": 3}, None),
+    "one expert per rank": ({"tokens": 10, "experts": 3, "ranks": 3}, None),
     "all experts of a token on a rank": ({"tokens": 7, "top_k": 4}, [0, 1, 2, 3]),
     "dropped": ({"tokens": 7, "top_k": 4}, [5, -1, 0, 8]),
     "all dropped": ({"tokens": 3}, [-1, 8]),
@@ -119,6 +122,75 @@ def test_sums_and_bytes_of_the_way_back_by_hand() -> None:
         assert (cost.read_bytes, cost.write_bytes, cost.flops) == (*ranks[name], 0)
 
 
+def exchanged() -> tuple[Cell, dict[str, torch.Tensor]]:
+    """Three tokens of two elements: one of the first rank, which goes to both, and two of the second, of which the last goes nowhere. Row r of y
+    is 10 (r + 1) on the first rank, a hundred times as much on the second."""
+    ids = torch.tensor([[3, 0], [0, 1], [-1, 4]]).int()
+    weights = torch.arange(1.0, 7).view(3, 2)
+    x = torch.tensor([[1.0, 1], [2, 2], [3, 3]])
+    y = 10.0 * torch.arange(1, 5)[:, None].expand(4, 2)
+    batch = {"x": x, "topk_ids": ids, "topk_weights": weights}
+    inputs = {f"{name}@{rank}": part for name, t in batch.items() for rank, part in enumerate((t[:1], t[1:]))}
+    cell = cell_of("ep_exchange", tokens=3, hidden=2, experts=4, top_k=2, dtype="fp32")
+    return cell, inputs | {"y@0": y, "y@1": 100 * y}
+
+
+@pytest.mark.parametrize("by_place", [False, True])
+def test_an_exchange_by_hand(by_place: bool) -> None:
+    """Rows one after the other, or that of token t of rank s at 2 s + t. Nothing of what comes, or of what goes back, may differ."""
+    definition = BENCHES["ep_exchange"].definition()
+    cell, inputs = exchanged()
+    expected = definition.reference(cell, inputs)
+    nan, rows = float("nan"), ([0, 2], [0]) if by_place else ([0, 1], [0])
+    outputs = {name: tensor.fill_(7) for name, tensor in definition.empty_outputs(cell, inputs).items()}
+    for rank, (received, ids, weights) in enumerate(
+        [
+            ([[1.0, 1], [2, 2]], [[-1, 0], [0, 1]], [[nan, 2.0], [3, 4]]),
+            ([[1.0, 1]], [[1, -1]], [[1.0, nan]]),
+        ]
+    ):
+        if by_place:
+            outputs[f"received_ids@{rank}"].fill_(-1)
+        outputs[f"received@{rank}"][rows[rank]] = torch.tensor(received)
+        outputs[f"received_ids@{rank}"][rows[rank]] = torch.tensor(ids).int()
+        outputs[f"received_weights@{rank}"][rows[rank]] = torch.tensor(weights)
+    outputs["combined@0"].fill_(10 + 1000)
+    outputs["combined@1"].copy_(torch.tensor([[30.0 if by_place else 20.0] * 2, [0.0] * 2]))
+    assert definition.check(cell, inputs, outputs, expected, by_place=by_place).error is None
+    assert definition.check(cell, inputs, outputs, expected, by_place=not by_place).error
+    for name, row, value in (
+        ("received@0", rows[0][1], 2.5),
+        ("received@1", 0, nan),
+        ("received_ids@0", rows[0][0], 1),
+        ("received_weights@0", rows[0][1], 3.5),
+        ("combined@0", 0, 10),
+        ("combined@1", 1, 1e-3),
+    ):
+        kept = outputs[name].clone()
+        outputs[name][row] = value
+        assert name in (definition.check(cell, inputs, outputs, expected, by_place=by_place).error or ""), name
+        outputs[name].copy_(kept)
+    outputs["received_ids@1"][2] = 0  # of the token that went to the first rank alone
+    found = definition.check(cell, inputs, outputs, expected, by_place=by_place).error
+    assert (found is not None) == by_place
+
+
+def test_bytes_of_an_exchange_by_hand() -> None:
+    """In float32: three rows of eight bytes come, one of them from the rank itself."""
+    definition = BENCHES["ep_exchange"].definition()
+    cell, inputs = exchanged()
+    expected = definition.reference(cell, inputs)
+    assert definition.traffic(cell, inputs, expected) == {
+        "rank_tokens": [1, 2],
+        "rank_rows": [3, 1],
+        "rank_all_bytes": [16 + 24, 16 + 8],
+        "rank_wire_bytes": [8 + 16, 16 + 8],
+        "rank_deduplicated_bytes": [8 + 8, 8 + 8],
+    }
+    cost = definition.cost(cell, inputs, definition.empty_outputs(cell, inputs), expected)
+    assert (cost.read_bytes, cost.write_bytes, cost.flops) == (24 + 24 + 24 + 24, 24 + 24 + 24 + 24, 0)
+
+
 def test_tokens_are_split_evenly_and_experts_must_be() -> None:
     assert (shares(5, 2), shares(1, 4), shares(8, 4)) == ([2, 3], [0, 0, 0, 1], [2] * 4)
     assert cell_of("dispatch", tokens=4, **SIZES).ranks == 2
@@ -183,8 +255,8 @@ def test_every_implementation_is_right(ranks: int, tmp_path: Path) -> None:
         cell, inputs = case(bench, name)
         definition = BENCHES[bench].definition()
         outputs = {f"{part}@{rank}": tensor for rank in range(ranks) for part, tensor in found[rank][i].items()}
-        check = definition.check(cell, inputs, outputs, definition.reference(cell, inputs))
-        assert check.error is None, (bench, implementation, name)
+        check = BENCHES[bench].check(implementation, cell, inputs, outputs, definition.reference(cell, inputs))
+        assert check.error is None, (bench, implementation, name, check.error)
 
 
 def _outputs(rank: int, calls: list[tuple[str, str, str]]) -> list[dict[str, torch.Tensor]]:
@@ -207,7 +279,7 @@ def _outputs(rank: int, calls: list[tuple[str, str, str]]) -> list[dict[str, tor
     "bench",
     [
         "dispatch",
-        *(pytest.param(name, marks=CAMPAIGN) for name in ("ep_pair", *LAYERS)),
+        *(pytest.param(name, marks=CAMPAIGN) for name in ("ep_pair", "ep_exchange", *LAYERS)),
     ],
 )
 def test_a_cell_is_measured_on_two_processes(no_ceilings, tmp_path: Path, bench: str) -> None:
@@ -250,6 +322,65 @@ def test_ranks_that_work_on_copies_see_and_give_what_the_judge_shares(bench: str
                 assert definition.check(cell, inputs, outputs, definition.reference(cell, inputs)).error is None
     finally:
         group.end()
+
+
+def elsewhere(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make `torch_static` return what comes in memory of its own, as a mailbox does."""
+    genuine, kept, memory = all_to_all.bind_static, BENCHES["ep_exchange"].kept, dict[str, torch.Tensor]()
+
+    def bind(problem, **tensors: Any):
+        own = {name: tensors[name].clone() for name in kept}
+        if fault == "one memory for all sets":
+            own = {name: memory.setdefault(name, tensor) for name, tensor in own.items()}
+        run, calls = genuine(problem, **tensors | own), []
+
+        def call():
+            calls.append(0)
+            if fault != "once" or len(calls) == 1:
+                run()
+            if fault == "another type":
+                return own | {"received": own["received"].double()}
+            return collections.OrderedDict(own) if fault == "computed when read" else own
+
+        return call
+
+    monkeypatch.setattr(all_to_all, "bind_static", bind)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("none", None),
+        ("once", "received@0"),
+        ("one memory for all sets", "received@0"),
+        ("another type", "received: float64"),
+        ("computed when read", "in a OrderedDict, not a plain dictionary"),
+    ],
+)
+def test_rows_that_stay_where_they_came_are_poisoned_and_judged(fault: str, said: str | None, monkeypatch) -> None:
+    """Without a copy in a call's time: of each set those that its last call returned, after each turn. A fault shows on the inputs that the
+    first call had, too."""
+    monkeypatch.setattr(rank_process, "of", lambda device: rank_process.Staged)
+    elsewhere(fault, monkeypatch)
+    cell = cell_of("ep_exchange", tokens=6, hidden=8, experts=4, top_k=2, dtype="bf16")
+    job, bench, errors = Job(cell, ("torch_static",), QUICK), BENCHES["ep_exchange"], list[list[str | None]]()
+    group = RankGroup(job, "torch_static", "cpu")
+    try:
+        sets = Sets(job, bench.definition(), "cpu", Arena("cpu"))
+        group.bind(sets)
+        for load in (lambda: None, sets.novel):
+            load()
+            sets.poison()
+            group.ask("rotate", 1)
+            errors.append([])
+            for inputs, outputs in zip(sets.inputs, sets.outputs, strict=True):
+                expected = bench.definition().reference(cell, inputs)
+                errors[-1].append(bench.check("torch_static", cell, inputs, outputs, expected).error)
+    except Failure as failure:
+        errors.append([failure.reason])
+    finally:
+        group.end()
+    assert any(said in (error or "") for error in errors[0]) if said else not any(map(any, errors)), errors
 
 
 def test_ranks_without_a_gpu_each_are_unsupported() -> None:
@@ -296,6 +427,22 @@ def test_a_turn_counts_the_slowest_rank_of_each_call_and_is_not_believed_where_a
     turn(ranks, [100] * 3, [100] * 3, turn_ns=10000, seconds=11e-6)
     with pytest.raises(Failure, match=r"a turn takes 3\.0 times as long as the ranks say that"):
         ranks.believed()
+
+
+def test_torch_s_own_exchange_says_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel asserts that blocks have equal parts of what comes from a rank; an assertion on a GPU ends the process."""
+    from torch.distributed import _symmetric_memory
+
+    def reason(tokens: int, **axes: int) -> str | None:
+        cell = cell_of("ep_exchange", **{"tokens": tokens, "hidden": 7168, "experts": 256, "top_k": 8} | axes)
+        return symmetric.unsupported(BENCHES["ep_exchange"].definition().problem(cell))
+
+    monkeypatch.setattr(_symmetric_memory, "is_nvshmem_available", lambda: False)
+    assert "no NVSHMEM" in (reason(256) or "")
+    monkeypatch.setattr(_symmetric_memory, "is_nvshmem_available", lambda: True)
+    assert not any(map(reason, (2, 16, 128, 256, 2048, 8192, 16384)))
+    assert reason(2048, hidden=2896) is None
+    assert "rows of 5760 bytes do not divide among the 11 blocks" in (reason(250, hidden=2880) or "")
 
 
 def test_gpus_that_are_too_few_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

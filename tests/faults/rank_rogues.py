@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from moe_routing_bench.benches.dispatch import all_to_all
+from moe_routing_bench.benches import messages
 from moe_routing_bench.benches.plugins import Plugin
 from moe_routing_bench.measure import rank_process
 
@@ -27,7 +27,7 @@ _CALLS: list[int] = []
 
 def bind(problem, *, rogue: str, after: int, **tensors) -> Callable[[], object]:
     """`torch_all_to_all`, but for what one rank does from its call number `after` on, of all sets; -1: when it is bound."""
-    call, act = all_to_all.bind(problem, **tensors), globals()[f"_{rogue}"]
+    call, act = messages.bind_dispatch(problem, **tensors), globals()[f"_{rogue}"]
     lost = dist.get_rank() == LOST or rogue == "clock"  # where one is honest, the slowest is
     if lost and after < 0:
         act(tensors)

@@ -171,6 +171,23 @@ def test_a_layer_goes_by_its_mailbox(one_rank: None) -> None:
     assert box.layer[3:5] == (6, None) and box.sent.dtype == torch.int32
 
 
+def test_mailboxes_in_one_memory_do_not_overlap() -> None:
+    """Each has rows, ids and weights of its own, where the kernels of all ranks store them: at addresses that are as far apart on each."""
+    box = made()
+    size = box.letters.bytes
+    box._memory, box._place = torch.zeros(3 * size, dtype=torch.uint8), (torch.tensor([1000, 5000]), 1, 30, 40)
+    own = [box.numbered(i) for i in range(3)]
+    for i, each in enumerate(own):
+        for part in (each.rows, each.ids, each.weights):
+            part.fill_(i + 1)
+        assert each._place[0].tolist() == [1000 + i * size, 5000 + i * size] and each._place[1:] == (1, 30, 40)
+        assert each.rows.data_ptr() == box._memory.data_ptr() + i * size
+    assert size % 16 == 0
+    for i, each in enumerate(own):
+        assert all((part == i + 1).all() for part in (each.rows, each.ids, each.weights))
+        assert each.rows.shape == (8, 16) and each.ids.shape == each.weights.shape == (8, 2)
+
+
 def test_a_rank_that_did_not_come_is_named() -> None:
     box = made()
     box._said, box._seconds = torch.tensor([2]).numpy(), 1.5

@@ -303,6 +303,13 @@ def test_stated_bytes_are_what_the_definition_counts(bench: str) -> None:
                 "sent": int((inverse >= 0).any(1).sum()),
                 "A": len(ids[inverse >= 0].unique()),
             }
+        if bench == "ep_exchange":  # of two ranks: tokens with an expert of each half
+            known["P"] = sum(
+                int((ids // 4 == rank).any(1).sum())
+                for name, ids in inputs.items()
+                if name.startswith("topk_ids")
+                for rank in range(2)
+            )
         if bench == "model":
             products = 2 * (2 * 24 * 64 + 2 * 24 * 32 + 8 * 24)
             embeddings = (len(inputs["ids"].unique()) + 512) * 24

@@ -7,6 +7,7 @@ worker that measures it.
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from importlib.util import resolve_name
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -40,7 +41,7 @@ class Implementation(implementations.Implementation):
     """One way to do an operation: a line of our own tables (`ours`), or one of this bench alone.
 
     `peer` is another package, whose adapters are in ``moe_routing_bench.peers``. A module such as ``.definition`` is in the
-    bench's own folder: a baseline of a few lines may stand there.
+    bench's own folder: a baseline of a few lines may stand there. One such as ``..messages`` is next to it, for several benches.
     """
 
     peer: Peer | None = None
@@ -48,7 +49,7 @@ class Implementation(implementations.Implementation):
     def place(self, bench: str) -> str:
         """The absolute name of its module, as one of this bench."""
         if self.module.startswith("."):
-            return f"{_PACKAGE}.benches.{bench}{self.module}"
+            return resolve_name(self.module, f"{_PACKAGE}.benches.{bench}")
         return f"{_PEERS}.{self.module}" if self.peer else super().place(bench)
 
     def fused(self, part: str) -> str:
@@ -81,7 +82,8 @@ class Bench:
     `axes` are the axes of the grid that it reads; `baseline` is what speed-ups are against. `reads` and `writes` name the operands
     (a read one may be absent where it is optional). `shared` names inputs that all input sets of a cell have in common. `stages` are the
     steps of a composite. `streams`: its ceiling is also a stream with its own mix of reads and writes. `row_passes` counts how often all
-    packed rows are written or read (pack and combine once each). `others` are implementations from outside this package, by bench.
+    packed rows are written or read (pack and combine once each). `kept` are outputs that a call on several ranks may return in memory of
+    its own: they are fetched from there after a turn. `others` are implementations from outside this package, by bench.
     """
 
     name: str
@@ -95,6 +97,7 @@ class Bench:
     stages: tuple[Stage, ...] = ()
     streams: bool = False
     row_passes: int = 0
+    kept: tuple[str, ...] = ()
     others: Mapping[str, tuple[Implementation, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ OPERATIONS = (
     "dispatch",
     "ep_combine",
     "ep_pair",
+    "ep_exchange",
     "ep_layer",
     "ep_training",
     "routing",

@@ -10,6 +10,7 @@ filled before a turn, and what was written is copied back after it, both outside
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import zip_longest
 from time import perf_counter_ns  # by its own name: an implementation may replace the attributes of `time`
 from typing import Any
 
@@ -22,6 +23,7 @@ from moe_routing_bench.benches.ranks import is_of, of_rank
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import runner
 from moe_routing_bench.measure.candidate import Failure
+from moe_routing_bench.measure.output_forms import unlike_asked
 
 
 class Rank(runner.Bound):
@@ -78,7 +80,8 @@ class Rank(runner.Bound):
 
 
 class Staged(Rank):
-    """A rank that works on copies of the tensors that the judge shares."""
+    """A rank that works on copies of the tensors that the judge shares. Outputs that a bench has `kept` may lie where the last call of a set
+    returned them: these are filled and fetched in place of the copies."""
 
     staged = True
 
@@ -95,13 +98,31 @@ class Staged(Rank):
     def _copy(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.gpu or tensor.device, copy=True)
 
+    def _kept(self) -> tuple[str, ...]:
+        return bench_of(self._job).kept
+
+    def _held(self) -> list[dict[str, Tensor]]:
+        """The tensors that calls of each set read and write. `Failure` for kept ones that compute when they are read, or are of another kind."""
+        held = []
+        for copies, returned in zip_longest(self._copies, self._rotation.returned):
+            returned = returned if self._kept() and isinstance(returned, dict) else {}
+            if type(returned) is not dict:
+                raise Failure(
+                    "incorrect", f"outputs are returned in a {type(returned).__name__}, not a plain dictionary"
+                )
+            own = {name: returned[name] for name in self._kept() if name in returned}
+            if error := unlike_asked(own, {name: copies[name] for name in own}):
+                raise Failure("incorrect", error)
+            held.append(copies | own)
+        return held
+
     def _fill(self) -> None:
         """Copy what the judge's tensors hold, outputs too, which may be poisoned."""
-        self._move(self._given, self._copies, self._moving)
+        self._move(self._given, self._held(), self._moving)
 
     def _fetch(self) -> None:
         """Copy what calls have written back."""
-        self._move(self._copies, self._given, bench_of(self._job).writes)
+        self._move(self._held(), self._given, bench_of(self._job).writes)
 
     def _move(
         self, given: Sequence[Mapping[str, Tensor]], to: Sequence[Mapping[str, Tensor]], names: Sequence[str]

@@ -196,7 +196,12 @@ class Bound:
         if reason := bench.supports(self._name, cell, Target.here(torch.device(self._device))):
             raise Failure("unsupported", reason)
         self._tensors = tensors
-        return [_written(bench.bind(self._name, cell, each), each, bench.writes) for each in tensors]
+        writes = [name for name in bench.writes if name not in self._kept()]
+        return [_written(bench.bind(self._name, cell, each), each, writes) for each in tensors]
+
+    def _kept(self) -> tuple[str, ...]:
+        """The outputs that stay where a call returns them."""
+        return ()
 
     def _rotate(self, count: int) -> dict[str, Any] | None:
         """Call every set in turn, so many times."""
@@ -232,7 +237,7 @@ class Bound:
         return {"shown": forms}
 
 
-def _written(call: Any, tensors: Mapping[str, Tensor], writes: tuple[str, ...]) -> Any:
+def _written(call: Any, tensors: Mapping[str, Tensor], writes: Sequence[str]) -> Any:
     """A call that leaves its outputs in the given ones: those that it returns in place of them are copied, which is in its time."""
 
     def whole() -> object:

@@ -63,8 +63,8 @@ class Letters:
 
     @property
     def bytes(self) -> int:
-        """Bytes in all."""
-        return self.flags_at + PHASES * self.ranks * self.blocks * 4
+        """Bytes in all, whole vectors."""
+        return self.flags_at + _aligned(PHASES * self.ranks * self.blocks * 4)
 
 
 def _aligned(size: int) -> int:

@@ -1,5 +1,6 @@
 """Memory that the GPUs of one host share, for `ep.layer(..., mailbox=)`: rows and sums are stored into it instead of sent as messages."""
 
+import copy
 import functools
 import importlib.util
 from typing import Any
@@ -25,7 +26,9 @@ class Mailbox:
     calls. A rank that has not come after `seconds` is named by a `RuntimeError` of a later call; nothing it computed since is right,
     and the mailbox is of no use any more. Inference only: the memory is written again by the next call.
 
-    Bytes of each GPU: about 2 N most_tokens (b H + 4 k), with b bytes per element. Raises `UserError` where ranks do not have a GPU each, all on
+    `copies` mailboxes in one piece of memory are `numbered`, for calls whose rows must stay while others are made.
+
+    Bytes of each GPU and copy: about 2 N most_tokens (b H + 4 k), with b bytes per element. Raises `UserError` where ranks do not have a GPU each, all on
     one host, without CuTe DSL, and for sizes that differ by rank.
     """
 
@@ -38,6 +41,7 @@ class Mailbox:
         dtype: torch.dtype = torch.bfloat16,
         group: dist.ProcessGroup | None = None,
         seconds: float = 30.0,
+        copies: int = 1,
     ) -> None:
         self.group = known_group(group)
         sizes = {"most_tokens": most_tokens, "hidden": hidden, "top_k": top_k, "experts": experts}
@@ -64,7 +68,7 @@ class Mailbox:
         fewest = _agreed(counts, self.group, device)
         shape = (self.group.size(), experts, most_tokens, hidden, top_k, _DTYPES[dtype])
         self.letters, self._tiling = cute_exchange.choose(*shape, fewest)
-        self._memory = symmetric.empty(self.letters.bytes, dtype=torch.uint8, device=device)
+        self._memory = symmetric.empty(copies * self.letters.bytes, dtype=torch.uint8, device=device)
         handle = symmetric.rendezvous(self._memory, self.group)
         self._memory.zero_()
         torch.cuda.synchronize()
@@ -73,13 +77,26 @@ class Mailbox:
         self._said = self._failed.numpy()
         peers = torch.tensor(list(handle.buffer_ptrs), dtype=torch.int64, device=device)
         self._place = (peers, self.group.rank(), round(seconds * 1e9), self._failed.data_ptr())
-        self.rows = self._part(0, hidden, dtype)
-        self.ids = self._part(self.letters.ids_at, top_k, torch.int32)
-        self.weights = self._part(self.letters.weights_at, top_k, torch.float32)
+        self._lay()
         self._out = cute_exchange.compile_out(target.arch, shape[-1], self.letters, self._tiling)
         self._back = functools.cache(
             functools.partial(cute_back.compile_back, target.arch, shape[-1], self.letters, self._tiling)
         )
+
+    def numbered(self, copy_number: int) -> "Mailbox":
+        """The mailbox in one of the `copies`, on all ranks the same. It has rows, ids and weights of its own."""
+        start, own = copy_number * self.letters.bytes, copy.copy(self)
+        own._memory = self._memory[start : start + self.letters.bytes]
+        own._place = (self._place[0] + start, *self._place[1:])
+        own._lay()
+        return own
+
+    def _lay(self) -> None:
+        """The parts of the memory that callers see."""
+        letters = self.letters
+        self.rows = self._part(0, letters.hidden, self.dtype)
+        self.ids = self._part(letters.ids_at, letters.top_k, torch.int32)
+        self.weights = self._part(letters.weights_at, letters.top_k, torch.float32)
 
     def _part(self, start: int, width: int, dtype: torch.dtype) -> Tensor:
         """(N most_tokens, width) of the memory, from a byte on."""

@@ -8,8 +8,8 @@ BENCH = Bench(
     axes=("tokens", "hidden", "experts", "top_k", "ranks", "skew", "sampler", "trace", "dtype"),
     baseline="torch_all_to_all",
     implementations=(
-        Implementation("torch_all_to_all", ".all_to_all"),
-        Implementation("torch_deduplicated", ".all_to_all:deduplicated"),
+        Implementation("torch_all_to_all", "..messages:combine"),
+        Implementation("torch_deduplicated", "..messages:combine_deduplicated"),
     ),
     reads=("y", "row_tokens", "row_weights", "topk_ids"),
     writes=("combined",),

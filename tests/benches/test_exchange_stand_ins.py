@@ -1,0 +1,123 @@
+"""`ep_exchange` by the memory of other GPUs, on CPUs: the mailbox and torch's operator are replaced by messages that do the same."""
+
+import copy
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from test_rank_benches import CASES, case
+from torch import Tensor
+
+import rank_processes
+from moe_routing_bench.benches import mailboxes
+from moe_routing_bench.benches.ep_exchange import all_to_all, symmetric
+from moe_routing_bench.benches.ranks import of_rank
+from moe_routing_bench.benches.registry import BENCHES
+
+BENCH = BENCHES["ep_exchange"]
+NAMES = ("torch_symm_mem", "torch_symm_mem_graph", "cute_push", "cute_push_graph")
+_SETS = 2
+
+
+class Messages:
+    """A mailbox: rows have places, those that nobody sends stay as they were, and ids are -1 where no row came."""
+
+    def __init__(self, most: int, hidden: int, top_k: int, local: int, dtype: torch.dtype, copies: int) -> None:
+        self.most, self.local, rows = most, local, dist.get_world_size() * most
+        self._rows = torch.full((copies, rows, hidden), float("nan"), dtype=dtype)
+        self._ids, self._weights = (
+            torch.full((copies, rows, top_k), 77, dtype=torch.int32),
+            torch.zeros(copies, rows, top_k),
+        )
+
+    def numbered(self, number: int) -> "Messages":
+        own = copy.copy(self)
+        own.rows, own.ids, own.weights = self._rows[number], self._ids[number], self._weights[number]
+        return own
+
+    def _to_all(self, tokens: Tensor, value: int) -> Tensor:
+        """The rows of each rank's tokens, by place."""
+        sent = tokens.new_full((dist.get_world_size(), self.most, tokens.shape[1]), value)
+        sent[:, : len(tokens)] = tokens
+        come = torch.empty_like(sent.flatten(0, 1))
+        dist.all_to_all_single(come, sent.flatten(0, 1))
+        return come
+
+    def out(self, x: Tensor, ids: Tensor, weights: Tensor) -> None:
+        here = self._to_all(ids, -1) - dist.get_rank() * self.local
+        self.ids.copy_(torch.where((here >= 0) & (here < self.local), here, -1))
+        came = (self.ids >= 0).any(1)
+        self.rows[came] = self._to_all(x, 0)[came]
+        self.weights[came] = self._to_all(weights, 0)[came]
+
+    def back(self, sums: Tensor, ids: Tensor, residual: None, combined: Tensor) -> None:
+        answers = torch.where((self.ids >= 0).any(1, keepdim=True), sums, 0)
+        come = torch.empty_like(answers)
+        dist.all_to_all_single(come, answers)
+        combined.copy_(come.view(-1, self.most, sums.shape[1])[:, : len(ids)].float().sum(0))
+
+
+def all_to_all_vdev(rows: Tensor, out: Tensor, splits: Tensor, splits_offsets: Tensor, group: str) -> None:
+    """As torch documents it: the first rows to the ranks of `splits`, in order; counts and offsets of what came."""
+    come = torch.empty_like(splits)
+    dist.all_to_all_single(come, splits.contiguous())
+    splits_offsets.copy_(torch.stack([come, come.cumsum(0) - come]))
+    sent, here = splits.tolist(), come.tolist()
+    dist.all_to_all_single(out[: sum(here)], rows[: sum(sent)].contiguous(), here, sent)
+
+
+def outputs_of(rank: int, cases: list[str]) -> list[Any]:
+    """Of each implementation and case: how many graphs were captured, and the outputs of two sets after each was called twice, in turn."""
+    graphs: list[int] = []
+
+    def captured(run):
+        graphs.append(0)
+        return run
+
+    for module in (mailboxes, symmetric, all_to_all):
+        module.captured = captured
+    mailboxes.Mailbox = Messages  # type: ignore[misc, assignment]
+    symmetric._symmetric = lambda *shape, dtype: torch.full(shape, 77, dtype=dtype)
+    torch.ops.symm_mem.all_to_all_vdev = all_to_all_vdev
+    found = []
+    for implementation in NAMES:
+        for name in cases:
+            cell, sets = drawn(name)
+            graphs.clear()
+            outputs = [of_rank(BENCH.definition().empty_outputs(cell, inputs), rank) for inputs in sets]
+            calls = [
+                BENCH.bind(implementation, cell, of_rank(inputs, rank) | each)
+                for inputs, each in zip(sets, outputs, strict=True)
+            ]
+            for each in outputs:
+                for tensor in each.values():
+                    tensor.fill_(77)
+            returned = [call() for _ in range(2) for call in calls][-_SETS:]
+            found.append((len(graphs), [each | kept for each, kept in zip(outputs, returned, strict=True)]))
+    return found
+
+
+def drawn(name: str) -> tuple[Any, list[dict[str, Tensor]]]:
+    """A case, and inputs of two sets."""
+    cell, inputs = case("ep_exchange", name)
+    other = {part: tensor.flip(0) for part, tensor in inputs.items()}
+    return cell, [inputs, other]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_rows_come_and_go_back_and_stay_until_the_set_is_called_again(ranks: int, tmp_path: Path) -> None:
+    cases = [name for name in CASES if case("ep_exchange", name)[0].ranks == ranks]
+    found = rank_processes.called(ranks, tmp_path, functools.partial(outputs_of, cases=cases))
+    assert all(isinstance(each, list) for each in found), found
+    for i, (implementation, name) in enumerate((one, name) for one in NAMES for name in cases):
+        cell, sets = drawn(name)
+        assert found[0][i][0] == (_SETS if implementation.endswith("_graph") else 0)
+        for number, inputs in enumerate(sets):
+            outputs = {
+                f"{part}@{rank}": tensor for rank in range(ranks) for part, tensor in found[rank][i][1][number].items()
+            }
+            expected = BENCH.definition().reference(cell, inputs)
+            assert BENCH.check(implementation, cell, inputs, outputs, expected).error is None, (implementation, name)
