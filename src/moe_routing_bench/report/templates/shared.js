@@ -1,4 +1,3 @@
-"use strict";
 // What all scripts of a page share: elements, numbers as texts, tables.
 const byId = id => document.getElementById(id);
 const at = (packed, row) => "all" in packed ? packed.all : "each" in packed ? packed.each[row] : packed.of[packed.at[row]];
@@ -29,6 +28,13 @@ function element(tag, content = "", attributes = {}) {
   const made = document.createElement(tag);
   made.textContent = content;
   for (const [name, one] of Object.entries(attributes)) made.setAttribute(name, one);
+  return made;
+}
+const SVG = "http://www.w3.org/2000/svg";
+function drawn(tag, attributes, said) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, one] of Object.entries(attributes)) made.setAttribute(name, one);
+  if (said) made.append(Object.assign(document.createElementNS(SVG, "title"), {textContent: said}));
   return made;
 }
 const share = one => one === null ? dash : `${(100 * one).toPrecision(3)} %`;
