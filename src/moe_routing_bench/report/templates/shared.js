@@ -42,7 +42,8 @@ const share = one => one === null ? dash : `${(100 * one).toPrecision(3)} %`;
 function timesText({ratio, low, high}) {
   const apart = low <= 1 && 1 <= high ? [low, high] : [1, low, high], told = most => new Set(apart.map(one => one.toPrecision(most))).size === new Set(apart).size;
   const digits = low === null || low === undefined ? 3 : [3, 4].find(told) ?? 5;
-  return `${ratio.toPrecision(digits)}x` + (low === null || low === undefined ? "" : ` [${low.toPrecision(digits)}, ${high.toPrecision(digits)}]`);
+  const said = one => Number(one.toPrecision(digits)) >= 10 ** digits ? one.toFixed(0) : one.toPrecision(digits);  // no exponent
+  return `${said(ratio)}x` + (low === null || low === undefined ? "" : ` [${said(low)}, ${said(high)}]`);
 }
 // A text in which names that are longer than usual may break behind their underscores, and intervals nowhere.
 function breaking(made, text, usual = 24) {
