@@ -192,10 +192,11 @@ def _go(session: str, address: str) -> None:
 
 
 @contextlib.contextmanager
-def loaded(page: Path, part: str = "", width: int = 1440) -> Iterator[Loaded]:
-    """A page in a window of this width; `part` is what follows # in the address. The window of a test that fails is not used again."""
+def loaded(page: Path, part: str = "", width: int = 1440, slower: int = 1) -> Iterator[Loaded]:
+    """A page in a window of this width; `part` is what follows # in the address, `slower` how many times as long its scripts take. The window of a test that fails is not used again."""
     shown = Loaded(_window())
     chromium().ask("Emulation.setEmulatedMedia", shown.session, media="")
+    chromium().ask("Emulation.setCPUThrottlingRate", shown.session, rate=slower)
     shown.resize(width)
     _go(shown.session, page.as_uri() + (f"#{part}" if part else ""))
     shown.value(_SETTLED)

@@ -54,6 +54,15 @@ def outcome(name: str, arguments: list[str]) -> tuple[int, str, str]:
     return status, out.getvalue(), error.getvalue()
 
 
+def imported() -> tuple[int, str, str]:
+    """What becomes of `from moe_routing_bench import api`: 0 or 1, and the type and text of what it raised."""
+    try:
+        from moe_routing_bench import api
+    except Exception as error:
+        return 1, type(error).__name__, str(error)
+    return 0, api.__name__, ""
+
+
 def run(hidden: list[str]) -> dict[str, tuple[int, str, str]]:
     """What became of each command, by name."""
     if hidden:  # a finder of modules only: installed distributions are not found by it
@@ -63,6 +72,7 @@ def run(hidden: list[str]) -> dict[str, tuple[int, str, str]]:
     Path("config.json").write_text(json.dumps(MODEL))
     names = [name for section in SECTIONS.values() for name in section]
     found = {name: outcome(name, LIGHT[name][0] if name in LIGHT else []) for name in names}
+    found["api"] = imported()
     loaded = {name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "pyarrow", "pandas"}
     return found | {"loaded": (0, ", ".join(sorted(loaded)), "")}
 

@@ -1,7 +1,8 @@
 """The benchmark as a library: what `moe-routing-bench measure` does, for scripts, notebooks, and tests of a kernel.
 
 Arguments are named as the axes of a config's grid (``config/README.md``); one that is not given has the value that
-``moe-routing-bench measure --help`` says. Bad input raises `moe_routing_kernels.errors.UserError`, whose text is one line.
+``moe-routing-bench measure --help`` says. Bad input raises `moe_routing_kernels.errors.UserError`, whose text is one line; so does the import
+where the extra `bench` is not installed.
 """
 
 import importlib
@@ -12,13 +13,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench.config import by_hand, presets
-from moe_routing_bench.grid.cell import ISOLATE, Job
-from moe_routing_bench.measure import client
-from moe_routing_bench.store import paths, records
-from moe_routing_bench.store.project_files import own_or_shipped
-from moe_routing_kernels import declarations
-from moe_routing_kernels.errors import UserError, bad
+from moe_routing_bench.store.project_files import check_extra, own_or_shipped
+
+check_extra("moe_routing_bench.api")  # before an import fails for one of its packages
+
+from moe_routing_bench.config import by_hand, presets  # noqa: E402
+from moe_routing_bench.grid.cell import ISOLATE, Job  # noqa: E402
+from moe_routing_bench.measure import client  # noqa: E402
+from moe_routing_bench.store import paths, records  # noqa: E402
+from moe_routing_kernels import declarations  # noqa: E402
+from moe_routing_kernels.errors import UserError, bad  # noqa: E402
 
 
 def measure(

@@ -55,7 +55,9 @@ def digits(number: float, exact: bool = False) -> str:
 
 
 def significant(number: float, most: int) -> str:
-    """So many digits, the zeros at the end among them: 0.140."""
+    """So many digits, the zeros at the end among them: 0.140; all of a larger whole part, never an exponent for it."""
+    if float(f"{abs(number):.{most}g}") >= 10.0**most:
+        return f"{number:.0f}"
     return f"{number:#.{most}g}".removesuffix(".")
 
 

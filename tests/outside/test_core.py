@@ -96,6 +96,8 @@ def test_each_command_works_or_names_the_extra(core: Core, wheels: Path, tmp_pat
     (wheel,) = wheels.glob("moe_routing_bench-*.whl")
     said = f"pip install --find-links {wheels.as_uri()} 'moe-routing-bench[bench] @ {wheel.as_uri()}'"
     assert found.pop("loaded") == [0, "", ""] and len(found) > 35
+    status, kind, text = found.pop("api")
+    assert (status, kind) == (1, "UserError") and said in text and "\n" not in text
     for name, (status, out, error) in found.items():
         if name in core_commands.LIGHT:
             assert (status, error) == (core_commands.LIGHT[name][1], "") and out, (name, error)

@@ -191,6 +191,9 @@ def test_the_colour_of_a_slower_one_says_how_far_it_is_behind():
     tints = {one[0]: found.colors[one[1]] for one in shown(found, "x", "series")}
     assert tints["torch"] != tints["triton"] == tints["cute"] != tints["quack"] == tints["vllm"] != tints["torch"]
     assert matrices._shade("undecided", 0.3) == "undecided" and matrices._shade("faster", 1.2) == "faster"
+    over = [row | {"baseline": "deepgemm", "speedup": row["best_speedup"], "verdict": "slower"} for row in rows]
+    again = matrices.speedup(frame(*over))
+    assert {one[0]: again.colors[one[1]] for one in shown(again, "x", "series")} == tints
 
 
 def test_speedups():

@@ -200,6 +200,24 @@ def test_a_run_ends_with_the_counts_of_its_rows_and_the_first_that_failed(call):
     assert wrong == [f"  gate {job.cell.key} torch: crashed: it broke" for job in jobs[1:6]]
 
 
+def test_a_run_ends_with_how_many_of_its_times_are_unreliable_and_why(call):
+    """With the reason that most of them have; and with the page of published rows, where there is one."""
+    cells = {"grid": [{**CONFIG["grid"][0], "tokens": [1, 2, 3, 4, 5]}]}
+    drifted = [{"suspect": True, "suspect_reason": f"ceilings drifted {by}%"} for by in (3.1, 12)]
+    each = [*drifted, {"suspect": True, "suspect_reason": "busy"}, {"converged": False}, {}]
+    for job, doubt in zip(expand(config.load(cells), {}), each, strict=True):
+        write_cell(job, "ok", **doubt)
+    call("collect", "--platform", "cpu", "--config-json", json.dumps(cells))
+    said = (
+        "Unreliable: 4 of 5 times: 3 suspect, most often as: ceilings drifted 3.1%; 1 with a wider interval than asked"
+    )
+    assert progress.closing("cpu").split("\n") == ["Rows: 5 ok", said]
+    page = paths.published_page("cpu")
+    page.parent.mkdir(parents=True)
+    page.write_text("")
+    assert progress.closing("cpu").split("\n")[2:] == [f"Published rows of a GPU, to compare: {page}"]
+
+
 def test_measure_takes_several_values_of_an_axis_and_says_what_it_is_about(call, measured):
     """Separated by commas, or in several options; each cell is announced."""
     code, _, error = call(

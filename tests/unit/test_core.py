@@ -63,6 +63,13 @@ def test_what_works_loads_no_package_of_the_extra(found: dict[str, list]) -> Non
     assert f"torch is not installed; {IN_PLACE}" in " ".join(found["list"][1].split())
 
 
+def test_the_library_says_what_to_install(found: dict[str, list]) -> None:
+    status, kind, text = found["api"]
+    assert (status, kind) == (1, "UserError") and "\n" not in text
+    assert text.startswith("packages for moe_routing_bench.api: got 'no torch, pyarrow, pandas and ")
+    assert text.endswith(f"hint: {IN_PLACE}")
+
+
 @pytest.mark.parametrize("shipped", [False, True])
 def test_other_rows_in_parquet_need_the_extra(shipped: bool, tmp_path: Path) -> None:
     """A folder with a run, and one with the file that a wheel has, which was made of more runs."""

@@ -9,15 +9,20 @@ import time
 
 import pytest
 from PIL import Image
+from test_page_parts import FAILED, planted
 from test_questions import ASKED as QUESTIONS
 from test_questions import arguments
 
+import page_numbers
 from browser import CONTRAST, GOOD, asked, loaded
 from moe_routing_bench.answers import around
 from moe_routing_bench.answers.ask import ask
+from moe_routing_bench.cli import report
 from moe_routing_bench.cli.report import rows_of
+from moe_routing_bench.figures import palette
 from moe_routing_bench.packages import PACKAGE
 from moe_routing_bench.report import platform, platform_charts, platform_pages, platform_sections
+from moe_routing_bench.store import paths
 from moe_routing_bench.study import models
 
 pytestmark = pytest.mark.slow
@@ -145,6 +150,37 @@ def test_figures_have_six_series_and_equal_scales(folder, width):
     assert found["poor"] == GOOD and found["meet"] == [], "panels of one scale share its ends, and have ticks for them"
 
 
+def test_captions_say_what_the_axis_is():
+    """Figures of one number of tokens have no axis of tokens."""
+    found = {one.name: one for one in platform_sections.sections(platform.read(NAME))}
+    kinds = {name: one.chart["kind"] for name, one in found.items() if one.chart}
+    assert {"lines", "dots"} == set(kinds.values())
+    for name, kind in kinds.items():
+        assert ("over tokens of the batch" in found[name].caption) is (kind == "lines"), name
+
+
+def test_a_series_has_one_colour_on_all_figures_of_a_platform():
+    """Also a format, which was orange here and blue there; and an implementation has that of the reports."""
+    cells, seen = platform.read(NAME), {}
+    sized = [
+        platform_sections.of_model(cells, {name: getattr(one, name) for name in platform_sections.SIZES})
+        for one in models().values()
+        if not one.unsupported
+    ]
+    parts = [
+        *platform_sections.sections(cells),
+        *(part for mine in sized for part in platform_sections.model_sections(mine)),
+    ]
+    for chart in (one.chart for one in parts if one.chart):
+        tints = {one["name"]: one["light"] for one in chart["legend"]}
+        assert len(set(tints.values())) == len(tints)
+        for name, tint in tints.items():
+            seen.setdefault(name, set()).add(tint)
+    assert len(seen) > 12 and {name: tints for name, tints in seen.items() if len(tints) > 1} == {}
+    shared = set(palette.COLORS) & set(seen)
+    assert len(shared) > 5 and all(seen[name] == {palette.COLORS[name]} for name in shared)
+
+
 def test_an_answer_draws_ours_and_the_fastest_other_over_tokens(folder):
     """The points of the table over T; another answer draws another figure, or none where one number of tokens was measured."""
     script = """restore(new URLSearchParams({model: "deepseek-v3", tokens: "64"}));
@@ -191,6 +227,35 @@ def test_an_answer_draws_what_would_change(folder, width):
     stored_times = {row["median_us"] for cell in platform.read(NAME) if cell.bench == "permute" for row in cell.timed}
     assert {y for *_, y in found["points"]} <= stored_times
     assert found["formats"] >= 3 and not found["meet"]
+
+
+def test_a_drag_zooms_into_a_figure(folder):
+    script = """drawChart("layers"); const svg = document.querySelector("#chart-layers svg[aria-label$=marks]"), m = svg.getScreenCTM(), [low, high] = svg.scale("x").range;
+        const at_ = x => ({clientX: m.a * x + m.e, clientY: m.d * 60 + m.f, bubbles: true, pointerType: "mouse"}), before = svg.scale("x").domain;
+        for (const [name, x] of [["down", (low + high) / 2], ["move", high], ["up", high]]) svg.dispatchEvent(new PointerEvent(`pointer${name}`, at_(x)));
+        return [before, document.querySelector("#chart-layers svg[aria-label$=marks]").scale("x").domain];"""
+    with loaded(folder / "index.html") as shown:
+        shown.value(DRAWN)
+        before, after = shown.value(f"(() => {{ {script} }})()")
+        assert not shown.console()
+    assert before[0] < after[0] and after[1] == pytest.approx(before[1])
+
+
+@pytest.mark.parametrize(
+    ("fault", "cells"),
+    [(lambda data: data["rules"].update(known=None), True), (lambda data: data["rules"].update(reads=None), False)],
+    ids=["in the form", "in the cells"],
+)
+def test_figures_are_there_whatever_ask_does(folder, fault, cells):
+    """And the tables of cells, unless it is the cells that fail."""
+    seen = """(() => { const names = Object.keys(page.charts).filter(name => name !== "asked"), box = document.querySelector("details[data-section=layers]"); names.forEach(drawChart); box.open = true; box.dispatchEvent(new Event("toggle"));
+        return {said: byId("said").innerText, figures: names.length, drawn: names.filter(name => document.querySelector(`#chart-${name} svg[aria-label$=marks]`)).length, cells: box.querySelectorAll("tbody tr").length, box: box.innerText}; })()"""
+    with loaded(planted(folder / "index.html", fault)) as shown:
+        shown.value(DRAWN)
+        found = shown.value(seen)
+        assert any("TypeError" in line for line in shown.console())
+    assert found["said"].startswith(f"{FAILED}TypeError: ") and found["drawn"] == found["figures"] >= 5
+    assert (found["cells"] > 10, FAILED in found["box"]) == (cells, not cells)
 
 
 def test_a_section_opens_to_its_cells(folder):
@@ -246,6 +311,49 @@ def test_quality_and_seeds_are_tabs(folder):
             assert found["heads"] == ["Seed document 004, replayed"] and found["charts"] == 0
 
 
+def test_numbers_of_the_pages_are_those_of_the_rows(folder):
+    """Computed anew from Parquet (page_numbers.py): sections, models, their answers, and each line of their tables."""
+    held = {
+        key: cell
+        for cell in page_numbers.cells(NAME)
+        for key in [tuple(cell.iloc[0][["run", "bench", "cell", "card"]])]
+    }
+    sections = {
+        one.name: [platform.read(NAME)[place] for place in one.cells]
+        for one in platform_sections.sections(platform.read(NAME))
+    }
+    text = visible(folder / "index.html")
+    wrong, count = [], 0
+    for name, mine in sections.items():
+        part = text.partition(f'<h2 id="{name}">')[2].partition("<h2")[0] if mine else ""
+        wrong += (
+            page_numbers.tally(plain(part), [held[one.run, one.bench, one.key, one.card] for one in mine])
+            if mine
+            else []
+        )
+        count += bool(mine)
+    for model in models():
+        text = visible(folder / model / "index.html")
+        for said in re.findall(r"<dt>T=\d+</dt><dd>(.*?)</dd>", text):
+            measured = page_numbers.ANSWER.search(plain(said))
+            wrong += page_numbers.answer(plain(said), NAME) if measured or "Not measured: " not in said else []
+            count += 1
+        for line in re.findall(r"<tr>(<td>.*?)</tr>", text.partition('id="model-cells"')[2]):
+            wrong += page_numbers.line(
+                [(plain(one), re.findall('href="([^"]*)"', one)) for one in re.findall("<td>(.*?)</td>", line)], NAME
+            )
+            count += 1
+    assert not wrong and count > 300
+
+
+def visible(page):
+    return page.read_text().partition("<main")[2].partition("</main>")[0]
+
+
+def plain(markup):
+    return " ".join(html.unescape(re.sub("<[^>]*>", " ", markup)).split())
+
+
 def test_every_preset_has_an_address(folder):
     """What `ask` says of it, also where its sizes were not measured or cannot be; the first page leads to all."""
     first = (folder / "index.html").read_text()
@@ -264,6 +372,27 @@ def test_pages_are_light(folder):
     """The first answer needs the rows alone: a laptop unpacks them in a fraction of a second."""
     assert (folder / "index.html").stat().st_size < 1e6
     assert all(path.stat().st_size < 5e6 for path in folder.glob("**/*.html"))
+
+
+def test_next_to_the_report_of_a_laptop_the_page_stands_alone(tmp_path, monkeypatch, capsys):
+    """It answers as the others do, and leads to no page that is not there; a GPU has none next to its report."""
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    monkeypatch.chdir(tmp_path)
+    report._write_published("nvidia-h100-80gb-hbm3")
+    assert not (tmp_path / "reports").exists()
+    page = paths.published_page("cpu")
+    page.parent.mkdir(parents=True)
+    report._write_published("cpu")
+    assert capsys.readouterr().out == f"wrote {page}: published rows of {NAME}\n"
+    script = """restore(new URLSearchParams({model: "deepseek-v3", tokens: "64"})); drawChart("layers"); const box = document.querySelector("details[data-section=layers]"); box.open = true; box.dispatchEvent(new Event("toggle"));
+        return [byId("said").innerText, byId("ours").innerText, [...document.querySelectorAll("a")].map(one => one.getAttribute("href") ?? one.getAttribute("xlink:href")), document.querySelectorAll("#chart-asked svg[aria-label$=marks]").length];"""
+    with loaded(tmp_path / page) as shown:
+        shown.value(DRAWN)
+        said, mine, links, drawn = shown.value(f"(() => {{ {script} }})()")
+        assert not shown.console()
+    answer = ask("deepseek-v3", tokens=64, platform=NAME)
+    assert answer["sentence"] in said and answer["against"]["text"] in mine and drawn
+    assert {link for link in links if not link.startswith("#")} == {page.name, "index.html"} and len(links) > 100
 
 
 def test_a_platform_of_named_runs_alone(tmp_path, monkeypatch):

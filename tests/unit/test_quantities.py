@@ -2,7 +2,7 @@
 
 import pytest
 
-from moe_routing_bench.quantities import energy, told_apart, us
+from moe_routing_bench.quantities import energy, times, told_apart, us
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,12 @@ def test_an_interval_stands_behind_its_time() -> None:
     assert us(30.0, 29.04, 1031.2) == "30.00 µs [29.04, 1,031]"
     assert us(277.83, 277.71, 278.01) == "277.8 µs [277.7, 278.0]", "as exact at its end"
     assert us(274.0, exact=True) == "274.0 µs", "in a column, under 397.1 µs"
+
+
+def test_a_large_ratio_is_whole() -> None:
+    """A table had 140x [17.2, 1.09e+03]."""
+    assert times(140.2, 17.21, 1092.6) == "140x [17.2, 1093]"
+    assert times(999.6, 999.55, 1e5) == "1000x [1000, 100000]"
 
 
 @pytest.mark.parametrize(

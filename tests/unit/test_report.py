@@ -52,6 +52,10 @@ def test_what_a_newcomer_is_told(tmp_path):
         )
         pages[cpu] = (tmp_path / "index.html").read_text()
         assert ('id="newcomer"' in pages[cpu], 'id="choices"' in pages[cpu]) == (cpu, not cpu)
+        assert 'id="published-page"' not in pages[cpu]
+    (tmp_path / "published.html").write_text("")
+    render(rows(gpu=False).query("bench == 'layer'"), {}, tmp_path / "index.html")
+    assert '<a id="published-page" href="published.html">' in (tmp_path / "index.html").read_text()
     told = pages[True].partition('id="newcomer"')[2].partition("</p>")[0]
     for text in (
         "permute sorts the choices by expert",

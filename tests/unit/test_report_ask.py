@@ -271,7 +271,7 @@ SCRIPTS = {
     "notes": f"return {json.dumps(NOTED)}.map(cell => notes(cell))",
     "silent": f"const [cell] = {json.dumps(SKEWED)}; return [overWorkload({{...cell, axes: {{tokens: 1, skew: 9}}}}, cell.rows[0]).length, overWorkload(cell, cell.rows[0]).length, nextNearest([]).textContent, nextNearest([{{cell, gaps: []}}]).textContent]",
     "followed": f"""return [{{packed: null}}, {{packed: "fp8_row"}}].map(question => gapsOf({{axes: {json.dumps(PLAIN | {"packed": None})}}}, question, {json.dumps(AXES)}, {json.dumps(RULE)}).map(gap => [gap.name, gap.asked, gap.held]))""",
-    "times": "return [[1.0815, 1.0808, 1.0822], [1.5, 1.4, 1.6], [1.003, 1.001, 1.005], [0.98271, 0.96539, 1.0003], [2, 2, 2], [2, null, null]].map(([ratio, low, high]) => timesText({ratio, low, high}))",
+    "times": "return [[1.0815, 1.0808, 1.0822], [1.5, 1.4, 1.6], [1.003, 1.001, 1.005], [0.98271, 0.96539, 1.0003], [2, 2, 2], [2, null, null], [140.2, 17.21, 1092.6], [999.6, 999.55, 1e5]].map(([ratio, low, high]) => timesText({ratio, low, high}))",
     "stored": f"return {json.dumps(PAIRS)}.map(pair => stored(...pair)).map(found => found && [found.verdict, found.ratio, found.low, found.high])",
     "winners": f"return {json.dumps(FIRST)}.map(cell => [winner(cell).names.join(), winner(cell).told, winner(cell).said])",
     "changes": f'return {json.dumps(RUNS)}.map(cells => along(cells, cells[0]).changes.join(" "))',
@@ -493,6 +493,8 @@ def test_digits_tell_an_interval_s_ends_from_each_other_and_from_one(pure):
         "0.983x [0.965, 1.00]",
         "2.00x [2.00, 2.00]",
         "2.00x",
+        "140x [17.2, 1093]",
+        "1000x [1000, 100000]",
     ]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from moe_routing_bench.answers import stored
 from moe_routing_bench.cli import options
 from moe_routing_bench.cli.claims import held
 from moe_routing_bench.cli.options import Platform, Run
@@ -104,6 +105,7 @@ def _write(platform: str, tables: dict[str, Any]) -> None:
     versions, claims = _versions(platform, tables), held_claims(platform, tables["measurements"])
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
+        _write_published(platform)
         importlib.import_module("moe_routing_bench.report.render").render(
             tables.pop("measurements"),  # whose memory is needed for the page
             drawn,
@@ -120,6 +122,16 @@ def _write(platform: str, tables: dict[str, Any]) -> None:
             _stored(platform),
         )
     print(f"wrote {out}")
+
+
+def _write_published(platform: str) -> None:
+    """Next to the report of a CPU, the page of the GPU with most published runs, where there are any: what its own rows cannot show."""
+    published = {name: runs for name, runs in stored.runs().items() if not name.startswith(platforms.CPU)}
+    if platform.partition(".")[0] == platforms.CPU and published:
+        name = max(published, key=lambda one: len(published[one]))
+        pages = importlib.import_module("moe_routing_bench.report.platform_pages")
+        pages.write_alone(name, paths.published_page(platform), models())
+        print(f"wrote {paths.published_page(platform)}: published rows of {name}")
 
 
 def profiles(platform: str) -> list[Any]:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from moe_routing_bench.figures import palette
+
 TOKENS = "tokens"  # label of an axis whose ticks are the numbers that were measured
 KINDS = ("lines", "points", "dots", "bars", "matrix")
 _OPTIONAL = (
@@ -142,12 +144,24 @@ NOT_CAUSAL = " \N{DAGGER}"  # after the name of a rule that looks at later token
 
 
 def few(chart: Chart, preferred: Callable[[Chart], list[str]]) -> Chart:
-    """The chart with at most MOST_SERIES series: one of each panel that would have none, then those that are preferred.
+    """The chart with at most MOST_SERIES series, each of another colour: one of each panel that would have none, then those that are preferred.
 
-    Bars and matrices keep theirs, which are parts of a whole or classes of one number.
+    Bars and matrices keep theirs, which are parts of a whole or classes of one number. A mark that is joined to a series, such as its best rate, goes with it.
     """
-    if chart.kind in ("bars", "matrix") or len(chart.colors) <= MOST_SERIES:
+    if chart.kind in ("bars", "matrix"):
         return chart
+    return _apart(chart if len(chart.colors) <= MOST_SERIES else _fewer(chart, preferred))
+
+
+def _apart(chart: Chart) -> Chart:
+    """The chart with a colour of its own for each series: a table of implementations has more names than there are colours."""
+    colors, free = {}, [tint for tint in palette.PALETTE if tint not in chart.colors.values()]
+    for name, tint in chart.colors.items():
+        colors[name] = free.pop(0) if tint in colors.values() else tint
+    return chart if colors == chart.colors else replace(chart, colors=colors)
+
+
+def _fewer(chart: Chart, preferred: Callable[[Chart], list[str]]) -> Chart:
     order, kept = preferred(chart), set()
     for there in sorted((set(group["series"]) for _, group in chart.marks.groupby("panel", sort=False)), key=len):
         if not there & kept and len(kept) < MOST_SERIES:
@@ -158,7 +172,7 @@ def few(chart: Chart, preferred: Callable[[Chart], list[str]]) -> Chart:
     note = f"{len(kept)} of {len(chart.colors)} series, the others are in the tables"
     return replace(
         chart,
-        marks=chart.marks[chart.marks["series"].isin(kept)],
+        marks=chart.marks[chart.marks["series"].isin(kept) & ~chart.marks["join"].isin(set(chart.colors) - kept)],
         colors={name: tint for name, tint in chart.colors.items() if name in kept},
         shown=shown if column is None else shown[shown[column].isin(names)],
         note="; ".join(filter(None, (chart.note, note))),

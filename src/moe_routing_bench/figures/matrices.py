@@ -10,8 +10,8 @@ from moe_routing_bench.quantities import count
 MOST_SHAPES = 25
 MOST_CELLS = 12  # of a bench
 ABOVE, BELOW, UNSURE = "faster than the baseline", "slower", "not told apart"
-RATIO_COLORS = {ABOVE: "#0173b2", UNSURE: "#767676", BELOW: "#992255"}
 SLIGHTLY, HALF = "slower, 0.9x or more", "less than half as fast"  # of SLOWER: 0.99x is no 0.28x
+RATIO_COLORS = {ABOVE: "#0173b2", UNSURE: "#767676", SLIGHTLY: "#996666", BELOW: "#992255", HALF: "#550000"}
 VERDICT_COLORS = {
     FASTER: "#0173b2",
     SAME: "#445577",
@@ -34,7 +34,7 @@ def speedup(table: pd.DataFrame) -> Chart:
     records = [
         {
             "panel": bench,
-            "series": UNSURE if unsure.loc[shape, column] >= 0.5 else ABOVE if value > 1 else BELOW,
+            "series": UNSURE if unsure.loc[shape, column] >= 0.5 else ABOVE if value > 1 else _behind(value),
             "x": name,
             "y": shape,
             "says": ratio(value),
@@ -126,9 +126,12 @@ def verdict_matrix(table: pd.DataFrame) -> Chart:
 
 def _shade(verdict: str, ratio: float) -> str:
     """The series of a verdict: a slower one by how far it is behind."""
-    if verdict != SLOWER or 0.5 <= ratio < 0.9:
-        return verdict
-    return HALF if ratio < 0.5 else SLIGHTLY
+    return _behind(ratio) if verdict == SLOWER else verdict
+
+
+def _behind(ratio: float) -> str:
+    """The series of what is slower."""
+    return HALF if ratio < 0.5 else BELOW if ratio < 0.9 else SLIGHTLY
 
 
 def _chosen(rows: pd.DataFrame) -> pd.DataFrame:

@@ -147,6 +147,7 @@ def _chart(
 
 _RATE = Scale("learning rate", "log"), Scale("validation bits per byte of the pilots (less is better)")
 BEST, EDGE = "best rate", "best rate, at the edge of its grid"
+_BEST = {BEST: palette.OTHER, EDGE: "#ee6666"}  # black is the dense model
 _NO_PILOTS = "pilots of its learning rate"
 
 
@@ -160,7 +161,7 @@ def learning_rates(table: pd.DataFrame) -> Chart:
         for name, runs in training_rows.ordered(group):
             tints[name] = palette.router(runs["router"].iloc[0])
             found += _tried(training_rows.describe(group), name, runs.sort_values("seed").iloc[0])
-    tints |= {kind: palette.BLACK for kind in (BEST, EDGE) if any(one["series"] == kind for one in found)}
+    tints |= {kind: tint for kind, tint in _BEST.items() if any(one["series"] == kind for one in found)}
     found.sort(key=lambda one: one["series"] in (BEST, EDGE))  # these are drawn over the others
     return Chart("lines", *_RATE, marks(found), tints, rows, shared=True, timed=False)
 

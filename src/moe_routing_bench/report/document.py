@@ -104,7 +104,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole report. `folder` is that of the run, `siblings` and `comparisons` are pages next to it, `rows` all rows (`row_data`), `questions`
+    """A whole report. `folder` is that of the run, `siblings`, `comparisons` and `published_page` are pages next to it, `rows` all rows (`row_data`), `questions`
     what their form asks. Parts that a run has nothing for are None or empty."""
 
     title: str
@@ -136,6 +136,7 @@ class Report:
     quantised: ByFormat | None = None
     accuracy: Accuracy | None = None
     evidence: list[Evidence] = field(default_factory=list)
+    published_page: str = ""
     version: int = VERSION
 
 

@@ -37,7 +37,7 @@ def write(template: str, out: Path, **values: object) -> None:
 def write_platform(out: Path, tab: str, data: Mapping[str, Any], **values: object) -> None:
     """Write a page of a platform to `out`: `tab` is "Speed", "Quality", "Seeds" or the name of a model; `data` what its scripts read."""
     library = LIBRARY.read_text(encoding="utf-8") if data else ""
-    shown = {"tab": tab, "data": compressed(data) if data else "", "library": library, "image": ""}
+    shown = {"tab": tab, "data": compressed(data) if data else "", "library": library, "image": "", "alone": False}
     write("platform.html.j2", out, **shown | values)
 
 

@@ -20,6 +20,7 @@ from moe_routing_bench.report.packing import packed
 from moe_routing_bench.report.platform import address
 from moe_routing_bench.report.row_data import row_id
 from moe_routing_bench.report.script_data import chart_data
+from moe_routing_kernels.formats import weights
 
 MOST_SERIES, MOST_PANELS = 6, 6
 OURS, OTHER = "ours", "fastest other"
@@ -40,6 +41,11 @@ class Drawn:
         data = chart_data(self.chart)
         data["marks"]["row"] = packed(self.rows)
         return data | {"level": self.chart.kind == "lines"}
+
+
+_TINTS = {OURS: palette.COLORS["triton"], OTHER: palette.BLACK} | dict(
+    zip(weights.NAMES, palette.PALETTE, strict=False)
+)
 
 
 def plain(cell: Cell) -> bool:
@@ -172,5 +178,10 @@ def drawn(records: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Drawn |
 
 
 def tints(series: Sequence[str]) -> dict[str, str]:
-    """The colours of a figure's series, no two alike."""
-    return dict(zip(series, palette.PALETTE, strict=False))
+    """The colours of a figure's series, no two alike: of an implementation that of all figures, of a format that of its place among formats."""
+    result: dict[str, str] = {}
+    for name in series:
+        free = [tint for tint in palette.PALETTE if tint not in result.values()]
+        own = _TINTS.get(name) or palette.color(name)
+        result[name] = own if own not in result.values() else free[0]
+    return result

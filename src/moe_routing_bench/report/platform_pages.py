@@ -1,5 +1,6 @@
 """The pages of a platform: a form that asks all of its published runs, quality, seed documents, and a page per model."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from moe_routing_bench.comparison.timeline import Line
 from moe_routing_bench.figures import FIGURES, footer, palette, paper
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report import page, platform, platform_charts, platform_sections, render, words
+from moe_routing_bench.report.platform_sections import Section
 from moe_routing_bench.report.seeds.section import section
 
 
@@ -55,39 +57,13 @@ def write(
     )
     first = next(iter(tables.values())).rows
     card = footer.distinct(first[origins.column(first)])
-    shared = {
-        "heading": f"Mixture-of-Experts kernels on {card}",
-        "title": f"moe-routing-bench: {name}",
-        "about": f"{count(sum(len(cell.timed) for cell in cells), 'time')} of {count(len([one for one in cells if one.timed]), 'cell')} from {count(len(tables), 'published run')} on {card}.",
-        "tabs": list(tabs.items()),
-        "root": "../",
-        "method": words.ANY_METHOD,
-    }
+    shared = _shared(name, cells, card, len(tables)) | {"tabs": list(tabs.items())}
     if former:
         (out / "index.html").replace(out / platform.FORMER)
-    parts = platform_sections.sections(cells)
-    charts = {one.name: one.chart for one in parts if one.chart}
-    data = platform.page_data(name, cells, models) | {
-        "charts": charts,
-        "sections": {one.name: one.cells for one in parts},
-    }
-    tints = [(tint, palette.dark(tint)) for tint in platform_charts.tints(ASKED).values()]
-    series = [
-        {"name": name, "light": light, "dark": dark, "symbol": symbol}
-        for name, (light, dark), symbol in zip(ASKED, tints, palette.SYMBOLS, strict=False)
-    ]
-    data["rules"] |= {"former": platform.FORMER if former else None, "series": series}
-    page.write_platform(
-        out / "index.html",
-        "Speed",
-        data,
-        **shared,
-        far=f"{nearest.FAR:g}",
-        models=[name for name, mine in known.items() if mine],
-        others=[name for name, mine in known.items() if not mine],
-        sections=parts,
-        runs=[_run(run, one, cells) for run, one in tables.items()],
-    )
+    parts, data = _speed(name, cells, models)
+    data["rules"]["former"] = platform.FORMER if former else None
+    runs = [_run(run, len(one.rows), cells) for run, one in tables.items()]
+    page.write_platform(out / "index.html", "Speed", data, **shared, **_listed(known, parts), runs=runs)
     if qualities:
         drawn = {figure.name: figure.chart for _, _, figures in qualities for figure in figures}
         page.write_platform(out / "quality.html", "Quality", {"charts": drawn}, **shared, qualities=qualities)
@@ -97,6 +73,60 @@ def write(
     for model, mine in known.items():
         there = f"{url.rstrip('/')}/{model}/" if url else ""
         _write_model(model, mine, out / model / "index.html", shared, answers(model, name), there)
+
+
+def write_alone(name: str, out: Path, models: Mapping[str, Any]) -> None:
+    """Write the page that asks all published runs of a platform to the file `out`, next to the report of a machine; it leads to no other page, as none is there."""
+    cells = platform.read(name)
+    parts, data = _speed(name, cells, models)
+    for run in data["rules"]["runs"].values():
+        run["address"] = None
+    for chart in data["charts"].values():
+        del chart["marks"]["row"]
+    rows = Counter({cell.run: 0 for cell in cells})
+    for cell in cells:
+        rows[cell.run] += len(cell.rows)
+    card = footer.distinct(pd.Series([row["gpu_name"] for cell in cells for row in cell.timed[:1]]))
+    page.write_platform(
+        out,
+        "Speed",
+        data,
+        **_shared(name, cells, card, len(rows)) | {"tabs": [("Speed", out.name)], "root": ""},
+        **_listed(_models(cells, models), parts),
+        runs=[_run(run, number, cells) | {"address": ""} for run, number in rows.items()],
+        alone=True,
+    )
+
+
+def _shared(name: str, cells: Sequence[Cell], card: str, runs: int) -> dict[str, Any]:
+    """What all pages of a platform have."""
+    return {
+        "heading": f"Mixture-of-Experts kernels on {card}",
+        "title": f"moe-routing-bench: {name}",
+        "about": f"{count(sum(len(cell.timed) for cell in cells), 'time')} of {count(len([one for one in cells if one.timed]), 'cell')} from {count(runs, 'published run')} on {card}.",
+        "root": "../",
+        "method": words.ANY_METHOD,
+    }
+
+
+def _speed(name: str, cells: Sequence[Cell], models: Mapping[str, Any]) -> tuple[list[Section], dict[str, Any]]:
+    """The sections of the first page, and what its scripts read."""
+    parts = platform_sections.sections(cells)
+    tints = [(tint, palette.dark(tint)) for tint in platform_charts.tints(ASKED).values()]
+    series = [
+        {"name": name, "light": light, "dark": dark, "symbol": symbol}
+        for name, (light, dark), symbol in zip(ASKED, tints, palette.SYMBOLS, strict=False)
+    ]
+    data = platform.page_data(name, cells, models)
+    data["rules"] |= {"former": None, "series": series}
+    charts = {one.name: one.chart for one in parts if one.chart}
+    return parts, data | {"charts": charts, "sections": {one.name: one.cells for one in parts}}
+
+
+def _listed(known: Mapping[str, Sequence[Cell]], parts: Sequence[Section]) -> dict[str, Any]:
+    """The models whose sizes were measured and the others, and the sections."""
+    models, others = ([name for name, mine in known.items() if bool(mine) is there] for there in (True, False))
+    return {"far": f"{nearest.FAR:g}", "models": models, "others": others, "sections": parts}
 
 
 def _write_history(lines: Sequence[Line], whole: bool, out: Path, shared: Mapping[str, Any]) -> None:
@@ -175,7 +205,7 @@ def _write_model(
     )
 
 
-def _run(run: str, tables: Tables, cells: Sequence[Cell]) -> dict[str, str]:
+def _run(run: str, rows: int, cells: Sequence[Cell]) -> dict[str, str]:
     mine = [cell for cell in cells if cell.run == run]
     return {
         "name": run,
@@ -183,7 +213,7 @@ def _run(run: str, tables: Tables, cells: Sequence[Cell]) -> dict[str, str]:
         "address": platform.address(run),
         "day": max(cell.day for cell in mine) if mine else "–",
         "benches": ", ".join(dict.fromkeys(cell.bench for cell in mine)),
-        "rows": str(len(tables.rows)),
+        "rows": str(rows),
     }
 
 

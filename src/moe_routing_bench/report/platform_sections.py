@@ -79,18 +79,20 @@ def _section(
     if not kept:
         return Section(name, title, f"No published row of {', '.join(benches)} on this platform.")
     drawn = formats(kept) if by_format else against_others([one for one in kept if one.bench == kept_bench(kept)])
-    caption = _FORMATS_SAID if by_format else _OTHERS_SAID
-    return Section(name, title, tally(kept), mine, caption, drawn and drawn.data)
+    return Section(name, title, tally(kept), mine, _caption(drawn, by_format), drawn and drawn.data)
 
 
-_OTHERS_SAID = (
-    "Median time of a call over tokens of the batch, prefill and decode on one axis. Ours is auto where it was measured, and else the fastest of our kernels; the others are those "
-    "that are fastest among others most often. Hover over a point for the kernel, its phase and its interval."
-)
-_FORMATS_SAID = (
-    "The fastest of our kernels with each format of the experts' weights, and the fastest of other packages with any of these formats. "
-    "Hover over a point for the kernel, its phase and its interval."
-)
+_HOVER = "Hover over a point for the kernel, its phase and its interval."
+_OVER_TOKENS = "Median time of a call over tokens of the batch, prefill and decode on one axis."
+_AT_TOKENS = "Median time of a call; one number of tokens was measured of each."
+_OTHERS_SAID = "Ours is auto where it was measured, and else the fastest of our kernels; the others are those that are fastest among others most often."
+_FORMATS_SAID = "The fastest of our kernels with each format of the experts' weights, and the fastest of other packages with any of these formats."
+
+
+def _caption(drawn: Drawn | None, by_format: bool) -> str:
+    """What a figure shows."""
+    what = _OVER_TOKENS if drawn and drawn.chart.kind == "lines" else _AT_TOKENS
+    return f"{what} {_FORMATS_SAID if by_format else _OTHERS_SAID} {_HOVER}"
 
 
 def kept_bench(cells: Iterable[Cell]) -> str:
@@ -188,7 +190,8 @@ def model_sections(cells: Sequence[Cell]) -> list[Section]:
 def _figure(cells: Sequence[Cell]) -> tuple[Drawn | None, str]:
     """The figure of a stage of a model, and its caption."""
     by_format = len({cell.axes.get("weights") for cell in cells}) > 1
-    return (formats(cells), _FORMATS_SAID) if by_format else (against_others(cells), _OTHERS_SAID)
+    drawn = formats(cells) if by_format else against_others(cells)
+    return drawn, _caption(drawn, by_format)
 
 
 def preview(cells: Sequence[Cell]) -> Chart | None:

@@ -101,6 +101,7 @@ def build(
         cpu=origins.column(frame) == origins.CPU and not footer.is_foreign(frame),
         scope=replace(scope, text=" ".join([scope.text, words.measured(frame, versions), *trainings])),
         suspects=made(words.suspects, frame),
+        published_page=words.published_page(out),
         siblings=words.siblings(out),
         comparisons=sorted(path.name for path in out.parent.glob("compare-*.html")),
         meanings=words.meanings(frame, trained is not None),

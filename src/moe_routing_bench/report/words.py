@@ -14,7 +14,7 @@ from moe_routing_bench.config import axes
 from moe_routing_bench.figures import footer, row_groups
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.parts import Method
-from moe_routing_bench.store import manifest
+from moe_routing_bench.store import manifest, paths
 
 _OURS = {
     "torch": "PyTorch, one operator after the other",
@@ -117,6 +117,12 @@ def siblings(out: Path) -> list[tuple[str, str]]:
     near = (path.parent.name for path in out.parents[1].glob(f"{platform}*/index.html"))
     names = sorted(name for name in near if name.partition(".")[0] == platform and name != out.parent.name)
     return [(name.partition(".")[2] or "the grid", f"../{name}/index.html") for name in names]
+
+
+def published_page(out: Path) -> str:
+    """The address of the page of published rows next to this report (`platform_pages.write_alone`), if it is there."""
+    found = paths.published_page(out.parent.name).name
+    return found if out.with_name(found).is_file() else ""
 
 
 def commits(frame: pd.DataFrame) -> str:

@@ -163,6 +163,11 @@ def report(platform: str) -> Path:
     return Path("reports") / platform / "index.html"
 
 
+def published_page(platform: str) -> Path:
+    """The page of published rows of a GPU, next to the report of a machine without one."""
+    return report(platform).with_name("published.html")
+
+
 def figure(platform: str, name: str, suffix: str = "svg") -> Path:
     """One drawn figure."""
     return Path("reports") / platform / "figures" / f"{name}.{suffix}"

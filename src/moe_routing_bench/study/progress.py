@@ -1,6 +1,8 @@
 """How much of what a config asks for is there: its cells, training runs and adaptations, and what collected tables hold of them."""
 
 import functools
+import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +16,14 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.packages import fingerprint
 from moe_routing_bench.quality import adaptation_rows, code, run_rows
 from moe_routing_bench.quality.plan import Plan
-from moe_routing_bench.quantities import counts
+from moe_routing_bench.quantities import count, counts
 from moe_routing_bench.store import cell_files, paths, records
 from moe_routing_bench.store.parquet import Newer
 from moe_routing_bench.store.rows import SUMMARISED
 from moe_routing_kernels.errors import UserError, one_line
 
 FINE = ("ok", "unsupported")  # statuses of rows that need no attention
+_DOUBTS = ("suspect", "suspect_reason", "converged")
 _CODE = ("code_fingerprint", "plugin_fingerprint")
 _Code = tuple[str | None, str | None]
 
@@ -140,15 +143,38 @@ def unwell(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def closing(platform: str) -> str:
-    """How many rows of the collected table have which status, for the last line of a run, and what is wrong with the first of
-    those that need attention; empty without a table."""
-    path = paths.measurements(platform)
+    """How many rows of the collected table have which status, for the last lines of a run, how many of the times are unreliable and why, and what
+    is wrong with the first rows that need attention; next to a page of published rows, where that is. Empty without a table."""
+    path, page = paths.measurements(platform), paths.published_page(platform)
     if not path.is_file():
         return ""
-    rows = records.read(path).select(list(SUMMARISED)).to_pylist()
+    rows = records.read(path).select([*SUMMARISED, *_DOUBTS]).to_pylist()
     wrong = unwell(rows)
-    more = f"\n  and {len(wrong) - 5} more" if len(wrong) > 5 else ""
-    return f"Rows: {counts([row['status'] for row in rows])}" + "".join(f"\n  {line}" for line in wrong[:5]) + more
+    lines = [
+        f"Rows: {counts([row['status'] for row in rows])}",
+        *_unreliable(rows),
+        *(f"  {line}" for line in wrong[:5]),
+    ]
+    lines += [f"  and {len(wrong) - 5} more"] if len(wrong) > 5 else []
+    return "\n".join(lines + [f"Published rows of a GPU, to compare: {page}"] * page.is_file())
+
+
+def _unreliable(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line on the times that are suspect or wider than asked, with the reason that most suspect ones have; none where all are sound."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    suspect = [row for row in ok if row["suspect"]]
+    wide = sum(row["converged"] is False and not row["suspect"] for row in ok)
+    if not suspect and not wide:
+        return []
+    kinds = Counter(re.sub(r"[\d.]+", "#", row["suspect_reason"] or "") for row in suspect)
+    usual = [
+        row["suspect_reason"]
+        for row in suspect
+        if re.sub(r"[\d.]+", "#", row["suspect_reason"] or "") == kinds.most_common(1)[0][0]
+    ]
+    parts = [f"{len(suspect)} suspect, most often as: {one_line(usual[0] or 'no reason recorded')}"] if suspect else []
+    parts += [f"{wide} with a wider interval than asked"] if wide else []
+    return [f"Unreliable: {len(suspect) + wide} of {count(len(ok), 'time')}: {'; '.join(parts)}"]
 
 
 def _code(row: Mapping[str, Any]) -> _Code:

@@ -93,12 +93,16 @@ function against(pair) {
 const againstIn = pair => pair ? breaking(element("span", "", {class: "verdict"}), against(pair)) : against(pair);
 const toRow = (row, text) => breaking(element("a", "", {href: `#row-${page.ids[row.place]}`}), text);
 function answer() {
+  byId("shown").replaceChildren();
+  guarded("#said", answerNow);
+}
+function answerNow() {
   const asked = question(), read = asks.reads[asked.bench] ?? [];
   for (const [name, made] of controls) if (!["bench", "model"].includes(name)) made.parentElement.hidden = !read.includes(name);
   const wrong = read.filter(name => typeof asked[name] === "number" && !canBe(name, asked[name])).map(name => `${axisOf(name).label} cannot be ${asked[name]}.`);
   const found = wrong.length ? [] : nearest(cells, asked, asks.axes, asks.rule);
   const far = found.length && found[0].octaves > asks.rule.far;
-  byId("shown").replaceChildren(...(far ? [nextNearest(found)] : found.length ? parts(found) : []));
+  byId("shown").append(...(far ? [nextNearest(found)] : found.length ? parts(found) : []));
   if (wrong.length) byId("said").textContent = wrong.join(" ");
   else if (!found.length) byId("said").replaceChildren(`Not measured: this run has no row of ${asked.bench || "any stage"} with a time.`, ...elsewhere());
   else if (far) byId("said").replaceChildren(element("span", `Not measured: the nearest cell of this run has ${found[0].gaps.map(gapText).join("; ")}.`, {id: "near"}), ` A cell more than ${asks.rule.far} octaves away, or of another format, does not answer.`, ...elsewhere());
@@ -168,7 +172,9 @@ function opening() {
   if (model) given.set("model", model);
   restore(given);
 }
-build();
-opening();
-followQuestion();
-addEventListener("hashchange", followQuestion);
+guarded("#said", () => {
+  build();
+  opening();
+  followQuestion();
+});
+addEventListener("hashchange", () => guarded("#said", followQuestion));

@@ -143,7 +143,7 @@ function numbersOf(chart, marks) {
   return made;
 }
 function drawChart(name) {
-  try { drawMarks(name); } catch (error) { console.error(error); showPicture(byId(`chart-${name}`)); }
+  guarded(`#chart-${name}`, () => drawMarks(name));
 }
 function drawMarks(name) {
   const chart = charts[name], box = byId(`chart-${name}`), marks = marksOf(chart), hidden = new Set(), looks = new Map(chart.legend.map(one => [one.name, one]));

@@ -1,11 +1,4 @@
 // A row's samples as a strip, and two rows side by side. Reads `page`, `value`, `element`, `brief` of rows.js and `stored` of answer.js.
-const SVG = "http://www.w3.org/2000/svg";
-function drawn(tag, attributes, said) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, one] of Object.entries(attributes)) made.setAttribute(name, one);
-  if (said) made.append(Object.assign(document.createElementNS(SVG, "title"), {textContent: said}));
-  return made;
-}
 function timesOf(row) {
   const held = page.samples.rows[row], median = value(row, "median_us"), us = one => median * (1 + one / page.samples.scale);
   return held && {kept: held.at.map(us), aside: (held.aside ?? []).map(us), every: held.every};

@@ -37,7 +37,12 @@ function restore(all) {
   show();
 }
 
-const toRow = (row, cell, text = row.implementation) => breaking(element("a", "", {href: `${rules.runs[cell.run].address}#row-${row.id}`}), text);
+// Where the report of a run has a row; a page alone has no reports next to it.
+const rowAddress = (row, run) => rules.runs[run].address && `${rules.runs[run].address}#row-${row.id}`;
+function toRow(row, cell, text = row.implementation) {
+  const place = rowAddress(row, cell.run);
+  return breaking(place ? element("a", "", {href: place}) : element("span"), text);
+}
 const marksOfRow = row => doubts(row).length ? element("span", doubts(row).join(", "), {class: "marks"}) : dash;
 const axesSaid = cell => rules.axes.filter(({name, default: usual, follows}) => name in cell.axes && cell.axes[name] !== null && name !== "seed" && (["tokens", "hidden", "intermediate", "experts", "top_k", "dtype", "phase"].includes(name) || cell.axes[name] !== (follows ? cell.axes[follows] : usual)))
   .map(axis => `${["T", "H", "I", "E", "k"].includes(axis.prefix) ? `${axis.prefix}=` : `${axis.name.replaceAll("_", " ")} `}${general(cell.axes[axis.name])}`).join(", ");
@@ -48,13 +53,17 @@ function linkTo(cell, text, but = {}) {
 }
 const terminal = () => `moe-routing-bench ask ${Object.entries(given()).map(([name, one]) => name === "model" ? one : `--${name.replaceAll("_", "-")} ${/^[\w.,:+-]+$/.test(one) ? one : `'${one}'`}`).sort((a, b) => a.startsWith("--") - b.startsWith("--")).join(" ")} --platform ${rules.platform}`;
 function show() {
+  byId("shown").replaceChildren();
+  guarded("#said", showNow);
+}
+function showNow() {
   const held = given(), wrong = Object.entries(held).filter(([name, one]) => controls.get(name).type === "number" && !canBe(name, one)).map(([name, one]) => `${axisOf(name).label} cannot be ${one}.`);
   byId("same").textContent = terminal();
-  if (wrong.length) { byId("said").textContent = wrong.join(" "); byId("shown").replaceChildren(); return; }
+  if (wrong.length) { byId("said").textContent = wrong.join(" "); return; }
   const answer = answerOf(questionOf(held), cells, rules);
   byId("said").replaceChildren(...(answer.kind === MEASURED ? measuredWords(answer) : refusedWords(answer)));
   if (refused.length) byId("said").append(` Left out of the question, because this page does not know it: ${refused.join(", ")}.`);
-  byId("shown").replaceChildren(...(answer.kind === MEASURED ? measuredParts(answer) : []));
+  if (answer.kind === MEASURED) byId("shown").append(...measuredParts(answer));
   performance.mark("answered");
   drawAsked();
 }
@@ -94,7 +103,7 @@ function notesOf(cell) {
 }
 function originOf(cell, fastest) {
   const run = rules.runs[cell.run], stack = [["driver", fastest.driver], ["torch", fastest.torch_version], ["CUDA", fastest.cuda_version]].filter(([, one]) => one).map(([name, one]) => `, ${name} ${one}`).join("");
-  return ["From ", element("a", `run ${cell.run}`, {href: run.address}), run.by ? ` of others (submitted by ${run.by})` : "", `, version ${cell.version ?? "unknown"} (${(fastest.git_sha ?? "unknown").slice(0, 7)}), ${fastest.gpu_name ?? "CPU"}, ${cell.day}${stack}${cell.older ? `; older code: ${cell.bench} or its measurement has changed since` : ""}. Again: `, element("code", cell.command), "."];
+  return ["From ", run.address ? element("a", `run ${cell.run}`, {href: run.address}) : `run ${cell.run}`, run.by ? ` of others (submitted by ${run.by})` : "", `, version ${cell.version ?? "unknown"} (${(fastest.git_sha ?? "unknown").slice(0, 7)}), ${fastest.gpu_name ?? "CPU"}, ${cell.day}${stack}${cell.older ? `; older code: ${cell.bench} or its measurement has changed since` : ""}. Again: `, element("code", cell.command), "."];
 }
 // What would change with T, k, the skew, E, the format and the device: measured points alone.
 function overParts(answer) {
@@ -127,7 +136,7 @@ function curvesOf(answer) {
   const panels = Object.entries(CURVES).map(([name, label]) => [name, `over ${label}`, steps(name)]).filter(([, , one]) => one.length > 1);
   const at_ = (name, one) => name === "formats" ? answer.over_formats.filter(({weights}) => weights === one.axes.weights).length > 1 ? `${one.axes.weights} of ${one.axes.packed}` : one.axes.weights : one.axes[name];
   const points = panels.flatMap(([name, panel, all]) => all.flatMap(one => [ownOf(one, rules), rivalOf(one, rules)].flatMap((row, i) => row ? [{
-    panel, series: rules.series[i].name, join: name === "formats" ? at_(name, one) : "", x: at_(name, one), y: row.median_us, low: row.ci_low_us, high: row.ci_high_us, says: `${row.implementation}, ${one.axes.phase}, run ${one.run}`, doubt: doubts(row).join(", ") || null, row: `${rules.runs[one.run].address}#row-${row.id}`}] : [])));
+    panel, series: rules.series[i].name, join: name === "formats" ? at_(name, one) : "", x: at_(name, one), y: row.median_us, low: row.ci_low_us, high: row.ci_high_us, says: `${row.implementation}, ${one.axes.phase}, run ${one.run}`, doubt: doubts(row).join(", ") || null, row: rowAddress(row, one.run)}] : [])));
   if (!points.length) return null;
   const columns = Object.keys(points[0]).map(name => [name, {each: points.map(point => point[name])}]);
   const own = Object.fromEntries(panels.map(([name, panel]) => [panel, {x: {label: CURVES[name], kind: name === "formats" ? "names" : name === "skew" ? "linear" : "log"}}]));
@@ -144,10 +153,12 @@ function follow() {
   if (part.startsWith("ask")) restore(new URLSearchParams(part.split("?")[1] ?? new URLSearchParams(rules.opening).toString()));
   else if (part && !byId(part) && rules.former) location.replace(`${rules.former}${location.hash}`);
 }
-build();
-restore(new URLSearchParams(rules.opening));
-follow();
-addEventListener("hashchange", follow);
+guarded("#said", () => {
+  build();
+  restore(new URLSearchParams(rules.opening));
+  follow();
+});
+addEventListener("hashchange", () => guarded("#said", follow));
 // The cells of a section as a table, made when it is opened.
 const pairIn = (own, other) => own && other ? breaking(element("span", "", {class: "verdict"}), pairText(pairOf(own, other))) : dash;
 function cellLines(places) {
@@ -159,5 +170,5 @@ function cellLines(places) {
   });
 }
 document.querySelectorAll("details.cells").forEach(box => box.addEventListener("toggle", () => {
-  if (box.children.length < 2) box.append(tableOf("Cells", ["stage", "model", "cell", "ours, µs", "fastest other, µs", "ours is"], cellLines(page.sections[box.dataset.section])), small("?: suspect, not converged, or the cache may be warm. A cell's name asks its question."));
+  if (box.children.length < 2) guarded(`details[data-section=${box.dataset.section}]`, () => box.append(tableOf("Cells", ["stage", "model", "cell", "ours, µs", "fastest other, µs", "ours is"], cellLines(page.sections[box.dataset.section])), small("?: suspect, not converged, or the cache may be warm. A cell's name asks its question.")));
 }));

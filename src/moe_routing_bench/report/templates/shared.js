@@ -1,4 +1,3 @@
-"use strict";
 // What all scripts of a page share: elements, numbers as texts, tables.
 const byId = id => document.getElementById(id);
 const at = (packed, row) => "all" in packed ? packed.all : "each" in packed ? packed.each[row] : packed.of[packed.at[row]];
@@ -31,12 +30,20 @@ function element(tag, content = "", attributes = {}) {
   for (const [name, one] of Object.entries(attributes)) made.setAttribute(name, one);
   return made;
 }
+const SVG = "http://www.w3.org/2000/svg";
+function drawn(tag, attributes, said) {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, one] of Object.entries(attributes)) made.setAttribute(name, one);
+  if (said) made.append(Object.assign(document.createElementNS(SVG, "title"), {textContent: said}));
+  return made;
+}
 const share = one => one === null ? dash : `${(100 * one).toPrecision(3)} %`;
 // A ratio with its interval, in three digits or in as many as it takes to tell its ends from each other, and from a 1 that is not between them, five at most.
 function timesText({ratio, low, high}) {
   const apart = low <= 1 && 1 <= high ? [low, high] : [1, low, high], told = most => new Set(apart.map(one => one.toPrecision(most))).size === new Set(apart).size;
   const digits = low === null || low === undefined ? 3 : [3, 4].find(told) ?? 5;
-  return `${ratio.toPrecision(digits)}x` + (low === null || low === undefined ? "" : ` [${low.toPrecision(digits)}, ${high.toPrecision(digits)}]`);
+  const said = one => Number(one.toPrecision(digits)) >= 10 ** digits ? one.toFixed(0) : one.toPrecision(digits);  // no exponent
+  return `${said(ratio)}x` + (low === null || low === undefined ? "" : ` [${said(low)}, ${said(high)}]`);
 }
 // A text in which names that are longer than usual may break behind their underscores, and intervals nowhere.
 function breaking(made, text, usual = 24) {
