@@ -7,7 +7,7 @@ Benjamini and Hochberg (1995, J. R. Stat. Soc. B 57) over all pairs of the run, 
 interval lies within the floor; else ``undecided``.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pandas as pd
@@ -66,17 +66,18 @@ def floors(rows: pd.DataFrame, known: pd.DataFrame | None = None) -> pd.Series:
     From those of its bench and size class, or where there are fewer than `LEAST_TWINS` of its bench, or of all benches.
     """
     known = twins(rows) if known is None else known
-    wider: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
-        lambda one: known[(known["bench"] == one["bench"]) & (known["size"] == one["size"])],
-        lambda one: known[known["bench"] == one["bench"]],
-        lambda one: known,
-    )
-    keys = pd.DataFrame({"bench": rows["bench"], "size": size_class(rows["median_us"].fillna(0))})
-    found = {}
-    for key, one in keys.drop_duplicates().set_index(["bench", "size"], drop=False).iterrows():
-        gaps = next((chosen["gap"] for pick in wider if len(chosen := pick(one)) >= LEAST_TWINS), None)
-        found[key] = np.nan if gaps is None else floor(gaps)
-    return pd.Series([found[key] for key in keys.itertuples(index=False, name=None)], rows.index, float)
+    keys = list(zip(rows["bench"], size_class(rows["median_us"].fillna(0)), strict=True))
+    every = np.ones(len(known), bool)
+    found = {key: _floor_of(known, *key, every) for key in dict.fromkeys(keys)}
+    return pd.Series([found[key] for key in keys], rows.index, float)
+
+
+def _floor_of(known: pd.DataFrame, bench: str, size: str, every: np.ndarray) -> float:
+    """The noise floor of a bench and size class, from the twins that are marked in `every` (n,); NaN where there are too few."""
+    of_bench = every & (known["bench"].to_numpy() == bench)
+    wider = (of_bench & (known["size"].to_numpy() == size), of_bench, every)
+    chosen = next((marked for marked in wider if marked.sum() >= LEAST_TWINS), None)
+    return np.nan if chosen is None else floor(known["gap"][chosen])
 
 
 def adjusted(p: pd.Series) -> pd.Series:
@@ -156,9 +157,10 @@ def false_verdicts(table: pd.DataFrame) -> tuple[int, int]:
     known = twins(table)
     wrong = judgeable = 0
     p = adjusted(known["twin_speedup_p"])
-    of_floors = known[["bench", "median_us", "size", "gap"]]  # a row is taken out of few columns sooner than out of all
-    for index, one in known.iterrows():
-        (own,) = floors(of_floors.loc[[index]], of_floors.drop(index))
+    places = np.arange(len(known))
+    of_pairs = known[["bench", "size", *(f"twin_speedup{part}" for part in ("", "_ci_low", "_ci_high"))]]
+    for place, (index, one) in enumerate(of_pairs.iterrows()):
+        own = _floor_of(known, one["bench"], one["size"], places != place)
         if np.isnan(own):
             continue
         judgeable += 1

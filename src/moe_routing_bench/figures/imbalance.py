@@ -33,20 +33,20 @@ def load_cv(table: pd.DataFrame) -> Chart:
         return nothing("lines", _SKEW, _LOAD, rows, _NONE)
     if rows["skew"].nunique() < 2:
         return nothing("lines", _SKEW, _LOAD, rows, _ONE)
-    labels, drops = row_groups.labels(rows), rows[rows["drop_rate"].notna()]
+    labels, drops = row_groups.labels(rows).to_dict(), rows[rows["drop_rate"].notna()]
     if not (drops["drop_rate"] > 0).any() and drops["capacity_factor"].isna().all():
         drops = drops.iloc[:0]  # what has no limit drops nothing
     top = float(max(rows["skew"].max(), rows["load_cv"].max(), 0.1))
     found = [{"panel": _LOAD.label, "series": ASKED, "x": end, "y": end, "join": ASKED} for end in (0.0, top)]
-    for i, one in rows.sort_values("experts", kind="stable").iterrows():
+    for one in row_groups.records(rows.sort_values("experts", kind="stable"), ("experts", "skew", "load_cv")):
         found.append(
             {
                 "panel": _LOAD.label,
                 "series": f"E={one['experts']:.0f}",
                 "x": one["skew"],
                 "y": one["load_cv"],
-                "says": labels[i],
-                "join": str(i),
+                "says": labels[one["index"]],
+                "join": str(one["index"]),
             }
             | row(one)
         )
@@ -100,17 +100,17 @@ def padding(table: pd.DataFrame) -> Chart:
         return nothing("points", *_WASTE, rows, "no layout that was measured pads")
     keys = ["layout", "tokens", "experts", "top_k", "skew", "capacity_factor", "sampler", "trace", "load_cv"]
     shown = rows.sort_values("bench", kind="stable").drop_duplicates(keys)
-    labels = row_groups.labels(shown.assign(model=None), but=["layout", "dtype", "packed", "weights"])
+    labels = row_groups.labels(shown.assign(model=None), but=["layout", "dtype", "packed", "weights"]).to_dict()
     records = [
         {
             "panel": "all routings",
             "series": one["layout"],
             "x": one["load_cv"],
             "y": 1 + one["padding_waste"],
-            "says": labels[i],
+            "says": labels[one["index"]],
         }
         | row(one)
-        for i, one in shown.iterrows()
+        for one in row_groups.records(shown, ("layout", "load_cv", "padding_waste"))
     ]
     pooled = row_groups.words(row_groups.pooled(rows, by=keys))
     note = f"rows that differ in {pooled} are one point" if pooled else ""

@@ -119,8 +119,8 @@ def shape(rows: pd.DataFrame, names: Sequence[str]) -> pd.Series:
 
 def ok(table: pd.DataFrame, *benches: str) -> pd.DataFrame:
     """Rows that were measured, of the given benches (all when none is named)."""
-    good = table[(table["status"] == "ok") & table["median_us"].notna()]
-    return good[good["bench"].isin(benches)] if benches else good
+    good = (table["status"] == "ok") & table["median_us"].notna()
+    return table[good & table["bench"].isin(benches)] if benches else table[good]
 
 
 def why(table: pd.DataFrame, *benches: str) -> str:
@@ -192,10 +192,14 @@ def _fastest(rows: pd.DataFrame, most: int) -> list[str]:
     """Implementations, ours and others, by how often they are the fastest of their side in a cell of these rows, then by how many cells they have."""
     first: tuple[Counter[str], Counter[str]] = Counter(), Counter()
     there: tuple[Counter[str], Counter[str]] = Counter(), Counter()
-    for (bench, _), cell in rows.sort_values("median_us", kind="stable").groupby(["bench", "cell"], sort=False):
-        mine = origins.ours(str(bench)) if bench in BENCHES else frozenset()
+    cells: dict[tuple[str, str], dict[str, None]] = {}  # of each its implementations, the fastest first
+    columns = rows[["bench", "cell", "implementation", "median_us"]].sort_values("median_us", kind="stable")
+    for bench, cell, name, _ in columns.itertuples(index=False, name=None):
+        cells.setdefault((bench, cell), {})[name] = None
+    for (bench, _), names in cells.items():
+        mine = origins.ours(bench) if bench in BENCHES else frozenset()
         for which in (0, 1):
-            some = [name for name in dict.fromkeys(cell["implementation"]) if (name in mine) == (which == 0)]
+            some = [name for name in names if (name in mine) == (which == 0)]
             there[which].update(some)
             first[which].update(some[:1])
     own, others = (

@@ -62,7 +62,7 @@ def _panels(rows: pd.DataFrame) -> pd.Series:
     sizes = row_groups.labels(rows.assign(model=rows["model"].where(whole)), but=["tokens", "phase"])
     plain_sizes = rows["bench"] + ": " + sizes
     known = rows["model"].dropna()  # rows of sizes alone are most of many
-    models = known.groupby(plain_sizes[known.index]).agg(lambda names: ", ".join(sorted(set(names))))
+    models = known.groupby(plain_sizes[known.index]).agg(lambda names: ", ".join(sorted(set(names)))).to_dict()
     named = plain_sizes.map(lambda sizes: models.get(sizes, "")).where(~whole, "")
     return plain_sizes + named.map(lambda text: f" ({text})" if text else "")
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,8 @@ def _read_in_parts(paths: Sequence[Path]) -> Iterator[dict[Path, pa.Table | User
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of all tables in their order, with all columns."""
-    plain = [SCHEMA.empty_table(), *(table.replace_schema_metadata(None) for table in tables)]
+    alike = (pa.concat_tables(group) for _, group in itertools.groupby(tables, attrgetter("schema")))
+    plain = [SCHEMA.empty_table(), *(table.replace_schema_metadata(None) for table in alike)]
     return completed(pa.concat_tables(plain, promote_options="default").combine_chunks())
 
 

@@ -93,11 +93,11 @@ def verified(path: Path, without: Collection[str] = (), again: str | None = None
     if others := parquet.versions(table) - {SCHEMA_VERSION}:
         parquet.check_versions(path, table, SCHEMA_VERSION)
         raise bad("schema_version", min(others, key=str), f"{SCHEMA_VERSION} in {path}", again)
-    nulls = _nulls(table)
-    known = any(
-        nulls == names and table.schema.equals(schema) for schema, names in _VALID
-    )  # the files of a bench have few schemas: each is looked at once
-    if wrong := [] if known else _wrong(table.schema, {*without, *nulls}):
+    schema = table.schema
+    nulls = _nulls((schema.metadata or {}).get(NULLS, b"[]"))
+    # The files of a bench have few schemas: each is looked at once.
+    known = any(nulls == names and schema.equals(valid) for valid, names in _VALID)
+    if wrong := [] if known else _wrong(schema, {*without, *nulls}):
         names = ", ".join(wrong[:5])
         raise bad(
             f"columns of {path}", f"{len(wrong)} absent, unknown or of another type: {names}", "the schema", again
@@ -105,14 +105,15 @@ def verified(path: Path, without: Collection[str] = (), again: str | None = None
     if not len(table):
         raise bad("measurements", f"no rows in {path}", "at least one", again)
     if not known and not without:
-        _VALID.append((table.schema.remove_metadata(), nulls))
+        _VALID.append((schema.remove_metadata(), nulls))
     return table
 
 
-def _nulls(table: pa.Table) -> frozenset[str]:
+@functools.lru_cache(16)
+def _nulls(text: bytes) -> frozenset[str]:
     """The columns that a cell's file leaves out because they are null in all of its rows."""
     try:
-        names = json.loads((table.schema.metadata or {}).get(NULLS, b"[]"))
+        names = json.loads(text)
     except ValueError:
         names = []
     known = isinstance(names, list) and all(isinstance(name, str) for name in names)
