@@ -332,7 +332,7 @@ def elsewhere(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
         own = {name: tensors[name].clone() for name in kept}
         if fault == "one memory for all sets":
             own = {name: memory.setdefault(name, tensor) for name, tensor in own.items()}
-        run, calls = genuine(problem, **tensors | own), []
+        run, calls = genuine(problem, **{**tensors, **own}), []
 
         def call():
             calls.append(0)
@@ -409,7 +409,7 @@ def turn(ranks: RankGroup, *times: list[int], turn_ns: int = 9000, seconds: floa
 def test_a_turn_counts_the_slowest_rank_of_each_call_and_is_not_believed_where_a_clock_is_slow() -> None:
     ranks = object.__new__(RankGroup)
     ranks.ranks, ranks.device, ranks.handover_us, ranks.least_handover_us = 2, "cpu", 1.5, 1.0
-    ranks._kind = rank_process.Rank
+    ranks._kind, ranks._peer_copy = rank_process.Rank, None
     ranks._barrier_us, ranks._over_turn, ranks._over_calls = 1.0, math.inf, math.inf
     ranks._medians = [[], []]
     assert turn(ranks, [1000, 4000, 1000], [2000, 1000, 1000]) == pytest.approx(7e-6)
@@ -443,6 +443,30 @@ def test_torch_s_own_exchange_says_where_it_cannot_run(monkeypatch: pytest.Monke
     assert not any(map(reason, (2, 16, 128, 256, 2048, 8192, 16384)))
     assert reason(2048, hidden=2896) is None
     assert "rows of 5760 bytes do not divide among the 11 blocks" in (reason(250, hidden=2880) or "")
+
+
+class Linked(rank_process.Rank):
+    """A rank with a link to the next."""
+
+    def _link(self) -> dict[str, float]:
+        return {"gb_per_s": 300.0 - self._rank}
+
+
+@pytest.mark.parametrize(("kind", "rate"), [(Linked, 299.0), (rank_process.Rank, None)])
+def test_a_row_has_the_copy_of_the_slowest_link(
+    kind: type, rate: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What bytes on the wire over time are compared with, from the same processes."""
+    monkeypatch.setattr(rank_process, "of", lambda device: kind)
+    job = Job(cell_of("dispatch", tokens=2, hidden=8, experts=4, top_k=2), ("torch_all_to_all",), QUICK)
+    group = RankGroup(job, "torch_all_to_all", "cpu")
+    try:
+        group.bind(Sets(job, BENCHES["dispatch"].definition(), "cpu", Arena("cpu")))
+        assert group._peer_copy == rate
+        group._medians = [[1.0], [1.0]]
+        assert group.fields()["peer_copy_gb_per_s"] == rate
+    finally:
+        group.end()
 
 
 def test_gpus_that_are_too_few_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

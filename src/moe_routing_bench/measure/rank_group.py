@@ -57,6 +57,7 @@ class RankGroup:
         self._wait_seconds = self._members[0].patience * _WAIT
         times = [self.ask("rest")[1] * 1e6 for _ in range(_BARRIERS)]
         self.handover_us, self.least_handover_us = median(times), min(times)
+        self._peer_copy: float | None = None
         self._barrier_us, self._over_turn, self._over_calls = 0.0, float("inf"), float("inf")
         self._medians: list[list[float]] = [[] for _ in range(self.ranks)]
 
@@ -70,6 +71,8 @@ class RankGroup:
         self.ask("join", self._wait_seconds)
         times = [self.ask("barrier", _BARRIERS)[1] for _ in range(_REPEATS)]
         self._barrier_us = min(times) * 1e6 / _BARRIERS
+        rates = [reply["gb_per_s"] for reply in self.ask("link")[0]["ranks"] if reply]
+        self._peer_copy = min(rates, default=None)
         each = []
         for rank in range(self.ranks):
             stacked, shared, descriptors = sets.handles(functools.partial(is_of, rank=rank))
@@ -192,6 +195,7 @@ class RankGroup:
         return {
             "handover_us": self.handover_us,
             "barrier_us": self._barrier_us,
+            "peer_copy_gb_per_s": self._peer_copy,
             "rank_backend": self._kind.backend,
             "rank_devices": [self.device if self.device == "cpu" else f"cuda:{rank}" for rank in range(self.ranks)],
             "rank_medians_us": [median(each) for each in self._medians],

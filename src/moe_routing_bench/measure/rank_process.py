@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import zip_longest
+from statistics import median
 from time import perf_counter_ns  # by its own name: an implementation may replace the attributes of `time`
 from typing import Any
 
@@ -24,6 +25,8 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import runner
 from moe_routing_bench.measure.candidate import Failure
 from moe_routing_bench.measure.output_forms import unlike_asked
+
+_LINK_BYTES, _LINK_COPIES = 1 << 28, 5
 
 
 class Rank(runner.Bound):
@@ -53,6 +56,10 @@ class Rank(runner.Bound):
     def gpu(self) -> torch.device | None:
         """That of the rank."""
         return None
+
+    def _link(self) -> dict[str, float]:
+        """Nothing: ranks on a CPU have its memory together."""
+        return {}
 
     def _barrier(self, count: int) -> None:
         """So many barriers and nothing between them."""
@@ -150,6 +157,23 @@ class GpuRank(Staged):
             raise Failure("unsupported", f"{ranks} ranks take a GPU each, and this machine has {known}")
         torch.cuda.set_device(self.gpu)
         super()._join(seconds)
+
+    def _link(self) -> dict[str, float]:
+        """GB/s of a copy to the GPU of the next rank, while all ranks copy."""
+        source = torch.empty(_LINK_BYTES, dtype=torch.uint8, device=self.gpu)
+        target = torch.empty_like(source, device=torch.device("cuda", (self._rank + 1) % self._job.cell.ranks))
+        times = []
+        for _ in range(_LINK_COPIES):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            dist.barrier()
+            begin.record()
+            target.copy_(source)
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+        del source, target
+        torch.cuda.empty_cache()
+        return {"gb_per_s": _LINK_BYTES / median(times) / 1e6}
 
     def _rotate(self, count: int) -> dict[str, Any]:
         """Call every set in turn, so many times; the nanoseconds of each call on its GPU, and of all with their barriers."""

@@ -34,7 +34,14 @@ from moe_routing_kernels.target import Target
 
 MOST_BYTES = 1 << 17  # of a request; of a reply
 MOST_DESCRIPTORS = 200
-STEPS = {"join": "joining", "bind": "preparing", "warm": "warming up", "rotate": "sampling", "run": "sampling"}
+STEPS = {
+    "join": "joining",
+    "link": "joining",
+    "bind": "preparing",
+    "warm": "warming up",
+    "rotate": "sampling",
+    "run": "sampling",
+}
 
 
 @dataclass(frozen=True)

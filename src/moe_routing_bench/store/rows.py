@@ -202,6 +202,7 @@ MEASURED: dict[str, pa.DataType] = {
     "rank_wire_bytes": pa.list_(_I),
     "rank_deduplicated_bytes": pa.list_(_I),
     "barrier_us": _F,
+    "peer_copy_gb_per_s": _F,
 }
 # Columns that were added to this version of the schema: a file that lacks one reads as if it were null.
 LATER = (
@@ -210,7 +211,7 @@ LATER = (
     *("busy_share", "block_turns", "workspace_bytes", "transient_bytes", "mixed_gb_per_s", "mean_active_experts"),
     *("isolated", "handover_us", "ceilings_at", "no_interval"),
     *("rank_backend", "rank_devices", "rank_medians_us", "rank_tokens", "rank_rows"),
-    *("rank_all_bytes", "rank_wire_bytes", "rank_deduplicated_bytes", "barrier_us"),
+    *("rank_all_bytes", "rank_wire_bytes", "rank_deduplicated_bytes", "barrier_us", "peer_copy_gb_per_s"),
 )
 _AXIS_TYPES = {int: _I, float: _F, str: _S}
 
