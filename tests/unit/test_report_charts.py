@@ -208,6 +208,13 @@ def test_axes_of_a_panel(ask):
     assert found["steps"] == [True, False], "level from the left where less is better, up at once where more is"
 
 
+def test_panels_of_one_scale_end_alike_where_one_is_below_0(ask):
+    """Bits lost at a capacity factor had -0.05 to 0.35 in one panel and 0 to 0.3 in the next."""
+    found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "dots", x: {label: "bits", kind: "linear"}, y: {label: "", kind: "names"}, reference: 0, ends: [-0.008, 0.302], marks: {}};
+        return [-0.008, 0.2].map(low => panelOf(chart, [{panel: "p", series: "a", x: 0.21, low, high: 0.3, y: "a"}], 400, looks).scale("x").domain);""")
+    assert found[0] == found[1] and found[0][0] < -0.007 and found[0][1] > 0.301
+
+
 def test_a_short_logarithmic_axis_has_labels_all_along(ask):
     """From 81 to 105 s it had 81, 82, 83 and then 95 to 100; in a narrow window 100 alone."""
     found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "points", x: {label: "s", kind: "log"}, y: {label: "bits", kind: "linear"}, reference: null, marks: {}};
