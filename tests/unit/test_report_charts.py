@@ -181,18 +181,46 @@ def test_axes_of_a_panel(ask):
         const wide = ticksOf([4096, 65536], 280, text => 6.2 * text.length + 10);
         const level = points => { const [, first, , second] = Plot.plot({marks: [frontOf(points)]}).querySelector("[aria-label=line] path").getAttribute("d").match(/[\\d.]+/g); return first === second; };
         return {before, after: types(), labels: of("over_tokens").querySelector(".panels").textContent.includes("own"), from: all(".from").map(one => one.textContent), wide,
-            tall: ticksOf([1, 5000], 200, () => 15), fine: ticksOf([1, 2.1], 900, () => 30), none: ticksOf([1.001, 1.002], 200, () => 15) ?? null, names: panelOf({kind: "lines", x: {label: "mode", kind: "names"}, y: chart.y, reference: null, marks: {}}, ["joint", "frozen"].map(x => ({panel: "p", series: "cute", x, y: 1})), 400, new Map([["cute", chart.legend[0]]])).scale("x").domain, below: ticksOf([0.87, 3.5], 600, () => 30), ticked: [...Plot.plot({width: 640, x: {type: "log", domain: [0.87, 3.5], ticks: ticksOf([0.87, 3.5], 600, () => 30), tickFormat: short}, marks: [Plot.ruleX([1])]}).querySelectorAll("[aria-label*=label] text")].map(one => one.textContent), short: [500, 30000, 1200000, -0.25, 0.000015, 0].map(short), aside: [asideOf(["a", "torch_compile"], 100), asideOf(["torch_compile", "a"], 400)], ends: endsOn(charts.decode, marksOf(charts.decode), "x"),
+            tall: ticksOf([1, 5000], 200, () => 15), fine: ticksOf([1, 2.1], 900, () => 30), none: ticksOf([1.001, 1.002], 200, () => 15) ?? null, names: panelOf({kind: "lines", x: {label: "mode", kind: "names"}, y: chart.y, reference: null, marks: {}}, ["joint", "frozen"].map(x => ({panel: "p", series: "cute", x, y: 1})), 400, new Map([["cute", chart.legend[0]]])).scale("x").domain, below: ticksOf([0.87, 3.5], 600, () => 30), ticked: [...Plot.plot({width: 640, x: {type: "log", domain: [0.87, 3.5], base: labelsAll, ticks: ticksOf([0.87, 3.5], 600, () => 30), tickFormat: short}, marks: [Plot.ruleX([1])]}).querySelectorAll("[aria-label*=label] text")].map(one => one.textContent), short: [500, 30000, 1200000, -0.25, 0.000015, 0].map(short), aside: [asideOf(["a", "torch_compile"], 100), asideOf(["torch_compile", "a"], 400)], ends: endsOn(charts.decode, marksOf(charts.decode), "x"),
             steps: [level([{x: 2, y: 1}, {x: 1, y: 3}]), level([{x: 2, y: 3}, {x: 1, y: 1}])]};""")
     assert (found["before"], found["after"], found["labels"]) == (["log", "log"], ["linear", "log"], True)
     assert len(found["from"]) == len(DRAWN) and all("n = " in text and text.endswith(".") for text in found["from"])
-    assert found["wide"] == [5000, 10000, 20000, 30000, 50000] and found["tall"] == [1, 3, 10, 30, 100, 300, 1000, 3000]
+    assert found["wide"] == [5000, 10000, 20000, 30000, 50000] and found["tall"] == [
+        1,
+        2,
+        5,
+        10,
+        20,
+        50,
+        100,
+        200,
+        500,
+        1000,
+        2000,
+        5000,
+    ]
     assert found["fine"][:3] == [1, 1.1, 1.2] and found["none"] is None and found["ends"] == [1, 9]
     assert found["names"] == ["joint", "frozen"], "in their own order"
-    assert found["below"][:3] == [1, 1.2, 1.4] and found["ticked"] == [f"{one:g}" for one in found["below"]], (
+    assert found["below"][:3] == [0.9, 1, 1.2] and found["ticked"] == [f"{one:g}" for one in found["below"]], (
         "every tick has its label"
     )
     assert found["short"] == ["500", "30k", "1.2M", "-0.25", "1.5e-5", "0"] and found["aside"] == [6 * 13 - 25, 18]
     assert found["steps"] == [True, False], "level from the left where less is better, up at once where more is"
+
+
+def test_panels_of_one_scale_end_alike_where_one_is_below_0(ask):
+    """Bits lost at a capacity factor had -0.05 to 0.35 in one panel and 0 to 0.3 in the next."""
+    found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "dots", x: {label: "bits", kind: "linear"}, y: {label: "", kind: "names"}, reference: 0, ends: [-0.008, 0.302], marks: {}};
+        return [-0.008, 0.2].map(low => panelOf(chart, [{panel: "p", series: "a", x: 0.21, low, high: 0.3, y: "a"}], 400, looks).scale("x").domain);""")
+    assert found[0] == found[1] and found[0][0] < -0.007 and found[0][1] > 0.301
+
+
+def test_a_short_logarithmic_axis_has_labels_all_along(ask):
+    """From 81 to 105 s it had 81, 82, 83 and then 95 to 100; in a narrow window 100 alone."""
+    found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "points", x: {label: "s", kind: "log"}, y: {label: "bits", kind: "linear"}, reference: null, marks: {}};
+        return [1300, 280].map(room => all("[aria-label='x-axis tick label'] text", panelOf(chart, [80.5, 104].map(x => ({panel: "p", series: "a", x, y: 1.5})), room, looks)).map(one => one.textContent));""")
+    wide, narrow = ([float(one) for one in labels] for labels in found)
+    assert wide == [*range(81, 101)] and narrow == [90, 100]
 
 
 def test_series_are_switched_off_and_on(ask):

@@ -37,16 +37,19 @@ function panelOf(chart, marks, room, looks, view) {
   const wide = Math.max(room, heads.length && left + column * heads.length + asideOf(heads, column * heads.length));  // a panel that needs more scrolls
   const down = names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
   const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? (name === "y" ? chart.rise : chart.ends) ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
+  const baseOf = name => ticks(name) ? {base: labelsAll} : {};
   const said = name => chart[name].kind === "linear" ? shortIn(fineness(view?.[name] ?? endsOn(chart, marks, name))) : short;
-  const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : axis === chart.x && chart.ends ? {domain: chart.ends} : axis === chart.y && chart.rise ? {domain: chart.rise} : {})});
+  // What lies just below 0 takes little of an axis; panels of one scale all look at their common end.
+  const isBelow = axis => axis === chart.x && chart.ends ? chart.ends[0] < 0 : marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0);
+  const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (isBelow(axis) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : axis === chart.x && chart.ends ? {domain: chart.ends} : axis === chart.y && chart.rise ? {domain: chart.rise} : {})});
   const counted = chart.x.kind === "log" && ["tokens", "k", "E"].includes(chart.x.label),  // no half expert
      fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? addressOf(mark.row) : null, title = mark => wordsOf(chart, mark);
   // Names under a line stand aslant where they would run into each other.
   const under_ = chart.kind === "lines" && chart.x.kind === "names" ? [...new Set(marks.map(mark => mark.x))] : [], aslant = under_.reduce((sum, name) => sum + 6.2 * name.length + 8, 0) > wide - left - 18, sunk = aslant ? 3.3 * Math.max(...under_.map(name => name.length)) : 0;
   const options = {
     clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"}, opacity: {type: "identity"}, r: {type: "identity"},
-    ...(aslant ? {marginBottom: 30 + sunk} : {}), height: down + sunk, x: {...scale(chart.x), ...(aslant ? {tickRotate: -30} : {}), ...(counted ? {base: 2} : {}), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(2, Math.min(Math.round(wide / 90), Math.round(long.x / 60))), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : said("x")},
-    y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {ticks: ticks("y") ?? 6, tickFormat: said("y")})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
+    ...(aslant ? {marginBottom: 30 + sunk} : {}), height: down + sunk, x: {...scale(chart.x), ...(aslant ? {tickRotate: -30} : {}), ...(counted ? {base: 2} : baseOf("x")), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(2, Math.min(Math.round(wide / 90), Math.round(long.x / 60))), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : said("x")},
+    y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {...baseOf("y"), ticks: ticks("y") ?? 6, tickFormat: said("y")})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
     height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, fillOpacity: opacityOf, inset: 0.5, insetTop: under, title, href}),
@@ -81,23 +84,14 @@ function countsOn(marks, view, pixels) {
   for (const one of all) if (one >= low && one <= high && (!kept.length || place(kept.at(-1)) - place(one) >= room(one, kept.at(-1)))) kept.push(one);
   return kept;
 }
-// Ticks of a logarithmic axis, as many as have room for their labels; undefined where fewer than two would be left.
+// Ticks of a logarithmic axis, as many as have room for their labels; undefined where fewer than two would be left. Of base 10, d3 leaves out the labels of some.
+const labelsAll = 1e6 + 0.5;
 const mantissas = [Array.from({length: 90}, (_, i) => (i + 10) / 10), [1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9], [1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 5], [1, 2, 5], [1, 2, 3], [1, 3], [1]];
 function ticksOf([low, high], pixels, room) {
   const place = one => pixels * Math.log(one / low) / Math.log(high / low), first = Math.floor(Math.log10(low)), decades = Array.from({length: Math.max(0, Math.ceil(Math.log10(high)) - first) + 1}, (_, i) => 10 ** (first + i));
-  const within = list => decades.flatMap(ten => list.map(one => Number((one * ten).toPrecision(3)))).filter(one => one >= low && one <= high), most = labelled(low, high, within(mantissas[2]).length), said = one => mantissa(one) <= most;
-  const fitting = mantissas.map(within).map(list => high < 10 * low ? list.filter(said) : list.every(said) ? list : [])
-    .find(list => list.length && list.every((one, i) => !i || place(one) - place(list[i - 1]) >= (room(short(one)) + room(short(list[i - 1]))) / 2));
+  const within = list => decades.flatMap(ten => list.map(one => Number((one * ten).toPrecision(3)))).filter(one => one >= low && one <= high);
+  const fitting = mantissas.map(within).find(list => list.length && list.every((one, i) => !i || place(one) - place(list[i - 1]) >= (room(short(one)) + room(short(list[i - 1]))) / 2));
   return fitting?.length > 1 ? fitting : undefined;
-}
-// The largest mantissa that d3 labels: of ten labels as many as its own ticks allow, which are linear where an axis has few of 1 to 9.
-function labelled(low, high, count) {
-  const raw = (high - low) / 10, ten = 10 ** Math.floor(Math.log10(raw)), step = ten * ([[7.07, 10], [3.16, 5], [1.41, 2]].find(([least]) => raw / ten >= least)?.[1] ?? 1);
-  return 100 / (count >= 5 ? count : Math.floor(high / step) - Math.ceil(low / step) + 1);
-}
-function mantissa(one) {
-  const part = one / 10 ** Math.round(Math.log10(one));
-  return part < 0.95 ? 10 * part : part;
 }
 // Headings of a matrix that do not fit above their columns rise to the right.
 const rotated = names => Math.max(...[...names].map(name => name.length)) > 3;
