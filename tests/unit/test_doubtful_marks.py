@@ -1,5 +1,7 @@
 """Figures show which times are suspect, did not converge, or may be of a warm cache: on paper and as data for the page."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 from matplotlib.colors import to_hex
@@ -45,6 +47,13 @@ def test_a_mark_of_a_time_says_what_speaks_against_it(
         assert set(of_rows["doubt"].dropna()) == ({text} if text else set()), name
         assert (f"{len(of_rows)} marks" in legend_of_doubts(chart)) == bool(text), name
         assert ("doubt" in script_data.chart_data(chart)["marks"]) == bool(text), name
+
+
+def test_one_mark_is_one(timed: list[str]) -> None:
+    chart = FIGURES[timed[0]].chart(TABLE)
+    doubts = [None] * len(chart.marks)
+    doubts[int(chart.marks["bench"].notna().to_numpy().argmax())] = "suspect"
+    assert legend_of_doubts(replace(chart, marks=chart.marks.assign(doubt=doubts))).endswith(" (1 mark)")
 
 
 def test_medians_over_cells_count_their_doubtful_rows() -> None:

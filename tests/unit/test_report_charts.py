@@ -215,6 +215,26 @@ def test_panels_of_one_scale_end_alike_where_one_is_below_0(ask):
     assert found[0] == found[1] and found[0][0] < -0.007 and found[0][1] > 0.301
 
 
+def test_a_reference_stands_within_its_panel(ask):
+    """That of the floor stood on the names, left of an axis that began at the first mark."""
+    found = ask("""const held = charts.decode, first = {...held, reference: 1, shared: true, own: {}, marks: {...held.marks, x: {all: 3}, low: {all: 2.5}, high: {all: 4}}};
+        charts.decode = first; drawChart("decode"); const svg = of("decode").querySelector(".panels svg"), [low, high] = svg.scale("x").range, place = svg.scale("x").apply(1); return [low, place, high];""")
+    assert found[0] <= found[1] < found[2]
+
+
+def test_numbers_of_pale_cells_can_be_read(ask):
+    """Of a suspect row, in both modes: 4.5:1 on a colour through which the page is seen."""
+    found = ask(
+        CONTRAST
+        + """const rgb = text => { const probe = document.createElement("i"); probe.style.color = text; document.body.append(probe); const got = getComputedStyle(probe).color.match(/[\\d.]+/g).map(Number); probe.remove(); return got; };
+        const blend = (a, b, by) => `rgb(${[0, 1, 2].map(i => by * rgb(a)[i] + (1 - by) * rgb(b)[i]).join()})`, tints = ["#0173b2", "#992255", "#550000", "#996666", "#767676"], dark = ["#409bdd", "#f87ba6", "#fedad4", "#b07b7b", "#8f8f8f"];
+        const looks = new Map(tints.map((light, i) => [`s${i}`, {light, dark: dark[i]}])), chart = {kind: "matrix", x: {label: "", kind: "names"}, y: {label: "", kind: "names"}, reference: null, marks: {}};
+        return ["light", "dark"].map(mode => { document.documentElement.style.colorScheme = mode; const svg = panelOf(chart, tints.map((_, i) => ({panel: "p", series: `s${i}`, x: `c${i}`, y: "row", says: "0.5x", doubt: "suspect"})), 700, looks); document.body.append(svg);
+            const words = all("[aria-label=text] text", svg), cells = all("[aria-label=cell] rect", svg); return cells.map((one, i) => contrast(`rgb(${rgb(getComputedStyle(words[i]).fill).join()})`, blend(getComputedStyle(one).fill, getComputedStyle(document.body).backgroundColor, Number(one.getAttribute("fill-opacity"))))); });"""
+    )
+    assert all(len(mode) == 5 and min(mode) >= 4.5 for mode in found), found
+
+
 def test_a_short_logarithmic_axis_has_labels_all_along(ask):
     """From 81 to 105 s it had 81, 82, 83 and then 95 to 100; in a narrow window 100 alone."""
     found = ask("""const looks = new Map([["a", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "points", x: {label: "s", kind: "log"}, y: {label: "bits", kind: "linear"}, reference: null, marks: {}};

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.figures import palette
+from moe_routing_bench.quantities import count
 
 TOKENS = "tokens"  # label of an axis whose ticks are the numbers that were measured
 KINDS = ("lines", "points", "dots", "bars", "matrix")
@@ -98,11 +99,11 @@ def thinned(marks: pd.DataFrame, scales: Callable[[str], tuple[Scale, Scale]]) -
         return marks, ""
     places = pd.DataFrame(index=marks.index, columns=["x", "y"], dtype=float)
     for panel, own in marks.groupby("panel", sort=False):
-        for name, scale, count in zip(("x", "y"), scales(str(panel)), (_ACROSS, _UP), strict=True):
+        for name, scale, steps in zip(("x", "y"), scales(str(panel)), (_ACROSS, _UP), strict=True):
             values = own[name].astype(float)
             values = np.log(values.where(values > 0)) if scale.kind == "log" else values
             width = values.max() - values.min()
-            places.loc[own.index, name] = ((values - values.min()) / width * count).round() if width > 0 else 0.0
+            places.loc[own.index, name] = ((values - values.min()) / width * steps).round() if width > 0 else 0.0
     keys = places.assign(panel=marks["panel"], series=marks["series"], doubt=marks["doubt"])
     kept = marks[~keys.duplicated()]
     return kept, f"{len(marks) - len(kept):,} points that others cover are not drawn"
@@ -136,7 +137,7 @@ def legend_of_doubts(chart: Chart) -> str:
     hollow = "pale" if chart.kind in ("bars", "matrix") else "hollow"
     small = "hatched" if chart.kind == "bars" else "with ‡" if chart.kind == "matrix" else "small"
     said = ((DOUBTFUL, f"{hollow}: suspect or not converged"), (WARM, f"{small}: {WARM_CACHE}"))
-    return "; ".join(f"{text} ({looks.count(kind)} marks)" for kind, text in said if kind in looks)
+    return "; ".join(f"{text} ({count(looks.count(kind), 'mark')})" for kind, text in said if kind in looks)
 
 
 MOST_SERIES = 6

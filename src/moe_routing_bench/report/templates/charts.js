@@ -52,8 +52,8 @@ function panelOf(chart, marks, room, looks, view) {
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {...baseOf("y"), ticks: ticks("y") ?? 6, tickFormat: said("y")})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
-    height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, fillOpacity: opacityOf, inset: 0.5, insetTop: under, title, href}),
-      Plot.text(marks, {x: "x", y: "y", text: mark => `${mark.says}${isWarm(mark) ? "‡" : ""}`, dy: under / 2, fill: "var(--page)", pointerEvents: "none"})]});
+    height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, fillOpacity: mark => isDoubtful(mark) ? 0.38 : 1, inset: 0.5, insetTop: under, title, href}),
+      Plot.text(marks, {x: "x", y: "y", text: mark => `${mark.says}${isWarm(mark) ? "‡" : ""}`, dy: under / 2, fill: mark => isDoubtful(mark) ? "var(--ink)" : "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
   const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30, clip: false}));
   const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
@@ -143,8 +143,8 @@ function drawMarks(name) {
   const chart = charts[name], box = byId(`chart-${name}`), marks = marksOf(chart), hidden = new Set(), looks = new Map(chart.legend.map(one => [one.name, one]));
   const panels = element("div", "", {class: `panels ${chart.y.kind === "names" ? "tall" : ""}`}), of = [...new Set(marks.map(mark => mark.panel))];
   const views = new Map(), scaleOf = panel => (chart.own[panel] ?? chart).x.label, acrossOf = mark => chart.kind === "dots" ? [mark.low, mark.high] : [mark.x_low, mark.x_high];
-  // Panels of one x-scale have the same ends, whatever series are switched off.
-  const endsOf = panel => { const all = marks.filter(mark => scaleOf(mark.panel) === scaleOf(panel)).flatMap(mark => [mark.x, ...acrossOf(mark).map(end => end ?? mark.x)]); return [Math.min(...all), Math.max(...all)]; };
+  // Panels of one x-scale have the same ends, whatever series are switched off; a reference across is within them.
+  const endsOf = panel => { const {reference} = chart.own[panel] ?? {}, upright = ["dots", "bars"].includes(chart.kind) ? reference ?? chart.reference : null, all = [...(upright === null ? [] : [upright]), ...marks.filter(mark => scaleOf(mark.panel) === scaleOf(panel)).flatMap(mark => [mark.x, ...acrossOf(mark).map(end => end ?? mark.x)])]; return [Math.min(...all), Math.max(...all)]; };
   const rise = chart.level ? endsOn(chart, marks, "y") : null;  // and panels of a level figure have the same heights, too
   const redraw = () => panels.replaceChildren(...of.map(panel => panelBox({...chart, ...chart.own[panel], ...(chart.shared ? {ends: endsOf(panel)} : {}), rise}, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
   box.replaceChildren(legendOf(chart, hidden, redraw), panels, numbersOf(chart, marks));
