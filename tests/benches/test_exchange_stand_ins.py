@@ -13,7 +13,7 @@ from torch import Tensor
 
 import rank_processes
 from moe_routing_bench.benches import mailboxes
-from moe_routing_bench.benches.ep_exchange import all_to_all, symmetric
+from moe_routing_bench.benches.ep_exchange import all_to_all
 from moe_routing_bench.benches.ranks import of_rank
 from moe_routing_bench.benches.registry import BENCHES
 
@@ -77,10 +77,10 @@ def outputs_of(rank: int, cases: list[str]) -> list[Any]:
         graphs.append(0)
         return run
 
-    for module in (mailboxes, symmetric, all_to_all):
+    for module in (mailboxes, all_to_all):
         module.captured = captured
     mailboxes.Mailbox = Messages  # type: ignore[misc, assignment]
-    symmetric._symmetric = lambda *shape, dtype: torch.full(shape, 77, dtype=dtype)
+    all_to_all._symmetric = lambda *shape, dtype: torch.full(shape, 77, dtype=dtype)
     torch.ops.symm_mem.all_to_all_vdev = all_to_all_vdev
     found = []
     for implementation in NAMES:

@@ -13,7 +13,7 @@ import torch
 import rank_processes
 from campaign import CAMPAIGN
 from moe_routing_bench import api
-from moe_routing_bench.benches.ep_exchange import all_to_all, symmetric
+from moe_routing_bench.benches.ep_exchange import all_to_all
 from moe_routing_bench.benches.ranks import devices, of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
@@ -435,7 +435,7 @@ def test_torch_s_own_exchange_says_where_it_cannot_run(monkeypatch: pytest.Monke
 
     def reason(tokens: int, **axes: int) -> str | None:
         cell = cell_of("ep_exchange", **{"tokens": tokens, "hidden": 7168, "experts": 256, "top_k": 8} | axes)
-        return symmetric.unsupported(BENCHES["ep_exchange"].definition().problem(cell))
+        return all_to_all.unsupported_symmetric(BENCHES["ep_exchange"].definition().problem(cell))
 
     monkeypatch.setattr(_symmetric_memory, "is_nvshmem_available", lambda: False)
     assert "no NVSHMEM" in (reason(256) or "")

@@ -15,8 +15,8 @@ BENCH = Bench(
         Implementation(
             "torch_static_graph", ".all_to_all:static", requires=("gpu",), options={"graph": True}, declares=_BY_PLACE
         ),
-        Implementation("torch_symm_mem", ".symmetric", requires=("nvidia",)),
-        Implementation("torch_symm_mem_graph", ".symmetric", requires=("nvidia",), options={"graph": True}),
+        Implementation("torch_symm_mem", ".all_to_all:symmetric", requires=("nvidia",)),
+        Implementation("torch_symm_mem_graph", ".all_to_all:symmetric", requires=("nvidia",), options={"graph": True}),
         Implementation("cute_push", "..mailboxes:exchange", requires=("nvidia", "cutlass"), declares=_BY_PLACE),
         Implementation(
             "cute_push_graph",
