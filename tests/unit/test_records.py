@@ -1,6 +1,8 @@
 """Rows in Parquet: what is written comes back, a file appears whole or not at all, and stored data stays readable."""
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -235,6 +237,67 @@ def test_collect_joins_rows_in_order_and_forgets_the_specs(tmp_path):
         files[path] = one
     table = cell_files.collect(files, "cpu.again")
     assert table["median_us"].to_pylist() == [1.0, 2.0] and records.spec_of(table) is None
+
+
+def several(folder: Path, count: int) -> dict[Path, Job]:
+    """Files of so many jobs, each with a time of its own."""
+    files = {folder / f"{index}.parquet": job(min_blocks=10 + index) for index in range(count)}
+    for index, (path, one) in enumerate(files.items()):
+        rows.write(path, [row_of(one, median_us=index + 1.0)], one.spec)
+    return files
+
+
+def lasting_children() -> list:
+    """The children that have not ended after a while."""
+    for child in multiprocessing.active_children():
+        child.join(30)
+    return multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+def test_a_child_reads_every_other_part(tmp_path, monkeypatch, at_once):
+    """Its rows and what it refuses stand in their places."""
+    files = several(tmp_path, 5)
+    whole, others = cell_files.collect(files, "cpu"), list(files)
+    assert whole["median_us"].to_pylist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    with monkeypatch.context() as patch:
+        patch.setattr(cell_files, "_AT_ONCE", at_once)
+        assert cell_files.collect(files, "cpu").equals(whole, check_metadata=True)
+    strange = job(min_blocks=30)
+    rows.write(others[1], [row_of(strange)], strange.spec)
+    rows.write(others[2], [row_of(files[others[2]], schema_version=rows.SCHEMA_VERSION + 1)], files[others[2]].spec)
+    others[3].write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="3 that do not fit") as alone:
+        cell_files.collect(files, "cpu")
+    monkeypatch.setattr(cell_files, "_AT_ONCE", at_once)
+    with pytest.raises(UserError) as together:
+        cell_files.collect(files, "cpu")
+    assert str(together.value) == str(alone.value)
+    assert cell_files.refused(files, "cpu") == ([others[1], others[3]], [others[2]])
+
+
+def test_a_child_that_is_killed_is_one_line(tmp_path, monkeypatch):
+    files, read, here = several(tmp_path, 4), cell_files._part, os.getpid()
+    monkeypatch.setattr(cell_files, "_AT_ONCE", 1)
+
+    def part(files, platform):
+        if os.getpid() != here and next(iter(files)).stem == "3":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return read(files, platform)
+
+    monkeypatch.setattr(cell_files, "_part", part)
+    with pytest.raises(UserError, match="the reader of half of the cell files: got 'a death'"):
+        cell_files.collect(files, "cpu")
+    assert not lasting_children()
+
+
+def test_a_child_ends_with_a_reader_that_fails(tmp_path, monkeypatch):
+    files, here = several(tmp_path, 6), os.getpid()
+    monkeypatch.setattr(cell_files, "_AT_ONCE", 1)
+    monkeypatch.setattr(cell_files, "_part", lambda files, _: 1 / (os.getpid() != here) and bytes(2**20))
+    with pytest.raises(ZeroDivisionError):
+        cell_files.collect(files, "cpu")
+    assert not lasting_children()
 
 
 def test_an_implementation_without_a_row_is_noticed(tmp_path):

@@ -48,7 +48,7 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
         print(
             f"{paths.measurements(platform)} has rows of {collected[0]} of the cells, {collected[1]} of them of today's code"
         )
-    orphans = cell_files.orphans(paths.results(platform), files)
+    orphans = paths.orphans(platform, files)
     if orphans:
         print(
             f"{len(orphans)} files of cells that this config does not ask for: `moe-routing-bench prune` with it lists them"
@@ -92,7 +92,7 @@ def prune(
         for path in later:
             print(f"kept {path}: {KEEP}")
     else:
-        orphans, collected = cell_files.orphans(paths.results(platform), wanted), _collected(platform)
+        orphans, collected = paths.orphans(platform, wanted), _collected(platform)
         held = [path for path in orphans if _key(path) in collected]
         chosen = [path for path in orphans if _key(path) not in collected]
     for path in chosen:

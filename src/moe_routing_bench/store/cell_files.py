@@ -1,13 +1,16 @@
 """The files of cells: all of a grid joined, each checked against the job that it should have been measured for, or what they say of themselves."""
 
+import contextlib
 import functools
 import itertools
 import json
 import shlex
+import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -26,10 +29,9 @@ from moe_routing_kernels.errors import UserError, bad
 
 _CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 _FINGERPRINTS = ("code_fingerprint", "plugin_fingerprint")
-_CHECKED = ["bench", "cell", "cell_hash", "platform", "status"]
-_CHECKED = list(dict.fromkeys([*_CHECKED, *contradictions.COLUMNS, *AXIS_COLUMNS]))
-_THREADS = 2  # that read files: Arrow decodes columns outside Python's lock, for which more of them contend
-_AT_ONCE = 200  # files, then joined: a column of few rows takes several times the memory of its values
+_CHECKED = ["bench", "cell", "cell_hash", "platform", "status", *contradictions.COLUMNS, *AXIS_COLUMNS]
+_Part = tuple[pa.Table, dict[Path, UserError], dict[Path, tuple[frozenset[Any], frozenset[Any]]]]
+_AT_ONCE = 100  # files, then joined: a column of few rows takes several times the memory of its values
 
 
 def summary(path: Path) -> tuple[str | None, list[dict[str, Any]]]:
@@ -79,23 +81,14 @@ def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table],
     a newer version of the package wrote."""
     tables: list[pa.Table] = []
     problems, wrong, later, codes, others = [], [], [], {}, {}
-    for part in _read_in_parts(list(files)):
-        read = {path: table for path, table in part.items() if isinstance(table, pa.Table)}
-        joined = _joined(list(read.values()))
-        tables.append(joined)
-        misfits = _misfits({path: (files[path], table) for path, table in read.items()}, joined, platform)
-        of_code, of_plugins = (_of_files(joined[name], read) for name in _FINGERPRINTS)
-        for path in read:
-            codes.setdefault(files[path].cell.bench, {})[path] = set(of_code[path])
-            of_others = others.setdefault(plugins.references(files[path]), (files[path], {}))[1]
-            of_others[path] = set(of_plugins[path])
-        for path, table in part.items():
-            if isinstance(table, UserError):
-                problems.append(str(table))
-                (later if isinstance(table, Newer) else wrong).append(path)
-            elif path in misfits:
-                problems.append(f"{path} {misfits[path]}")
-                wrong.append(path)
+    for rows, misfits, fingerprints in _parts(files, platform):
+        tables.append(rows)
+        for path, (of_code, of_plugins) in fingerprints.items():
+            codes.setdefault(files[path].cell.bench, {})[path] = of_code
+            others.setdefault(plugins.references(files[path]), (files[path], {}))[1][path] = of_plugins
+        for path, error in misfits.items():
+            problems.append(str(error))
+            (later if isinstance(error, Newer) else wrong).append(path)
     for what, problem, today in (
         *((bench, fingerprints, find(bench).code_fingerprint) for bench, fingerprints in codes.items()),
         *(
@@ -110,26 +103,52 @@ def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table],
     return tables, problems, sorted(set(wrong)), later
 
 
-def _read_in_parts(paths: Sequence[Path]) -> Iterator[dict[Path, pa.Table | UserError]]:
-    """The rows of some hundred files at a time, read by several threads, or what is wrong with a file."""
+def _parts(files: Mapping[Path, Job], platform: str) -> Iterator[_Part]:
+    """`_part` of some files at a time. A child does every other one: threads would wait for each other, as half of the time is Python's."""
+    paths = list(files)
+    each = [{path: files[path] for path in paths[i : i + _AT_ONCE]} for i in range(0, len(paths), _AT_ONCE)]
+    receive, send = Pipe(duplex=False)
+    child = get_context("fork").Process(target=_send, args=(each[1::2], platform, receive, send), daemon=True)
+    if len(each) > 1:
+        child.start()
+    send.close()
+    with receive:  # after which a child that still writes ends
+        for number, part in enumerate(each):
+            try:
+                yield receive.recv() if number % 2 else _part(part, platform)
+            except (EOFError, OSError) as error:  # before the child's part, or within it
+                raise bad("the reader of half of the cell files", "a death", "rows", "is there memory?") from error
 
-    def rows(path: Path) -> pa.Table | UserError:
+
+def _send(parts: Sequence[Mapping[Path, Job]], platform: str, receive: Connection, send: Connection) -> None:
+    """In the child: write the parts, until the other end is closed, as it is after Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    receive.close()
+    with contextlib.suppress(BrokenPipeError):
+        for part in parts:
+            send.send(_part(part, platform))
+
+
+def _part(files: Mapping[Path, Job], platform: str) -> _Part:
+    """The rows of some files, what is wrong with some of these, and both fingerprints of the rows of each that can be read."""
+    read, wrong = {}, {}
+    for path in files:
         try:
-            return verified(path, again="")
+            read[path] = verified(path, again="")
         except UserError as error:
-            return error
-
-    with ThreadPoolExecutor(_THREADS) as threads:
-        for start in range(0, len(paths), _AT_ONCE):
-            part = paths[start : start + _AT_ONCE]
-            yield dict(zip(part, threads.map(rows, part), strict=True))
+            wrong[path] = error
+    joined = _joined(list(read.values()))
+    misfits = _misfits({path: (files[path], table) for path, table in read.items()}, joined, platform)
+    wrong |= {path: UserError(f"{path} {words}") for path, words in misfits.items()}
+    codes = zip(*(map(frozenset, _of_files(joined[name], read).values()) for name in _FINGERPRINTS), strict=True)
+    return joined, {path: wrong[path] for path in files if path in wrong}, dict(zip(read, codes, strict=True))
 
 
 def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of all tables in their order, with all columns."""
-    alike = (pa.concat_tables(group) for _, group in itertools.groupby(tables, attrgetter("schema")))
-    plain = [SCHEMA.empty_table(), *(table.replace_schema_metadata(None) for table in alike)]
-    return completed(pa.concat_tables(plain, promote_options="default").combine_chunks())
+    groups = itertools.groupby(tables, attrgetter("schema"))
+    alike = [pa.concat_tables(group).replace_schema_metadata(None) for _, group in groups]
+    return completed(pa.concat_tables([SCHEMA.empty_table(), *alike], promote_options="default").combine_chunks())
 
 
 def _of_files(column: pa.ChunkedArray, tables: Mapping[Path, pa.Table]) -> dict[Path, list[Any]]:
@@ -209,8 +228,3 @@ def _false(rows: Sequence[Mapping[str, Any]], job: Job, device: str) -> str:
         if wrong := contradictions.contradiction(row):
             return f"numbers that contradict each other: {wrong}"
     return ""
-
-
-def orphans(folder: Path, wanted: Iterable[Path]) -> list[Path]:
-    """Cell files below `folder` that no job of the config asks for, sorted."""
-    return sorted(set(folder.glob("cells/*/*.parquet")) - set(wanted))

@@ -221,10 +221,7 @@ class Newer(UserError):
 
 def versions(table: pa.Table) -> set[int | None]:
     """The schema versions of a table's rows; None where it has no such column."""
-    known = (
-        table.schema.get_field_index("schema_version") >= 0
-    )  # the list of all names takes as long as a tenth of a file
-    return set(table["schema_version"].to_pylist()) if known else {None}
+    return set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}
 
 
 def check_versions(path: Path, table: pa.Table, ours: int) -> None:

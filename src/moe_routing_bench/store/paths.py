@@ -55,6 +55,11 @@ def cell_files(platform: str, jobs: "Iterable[Job]") -> "dict[Path, Job]":
     return {Path(cells, job.cell.bench, f"{job.name}.parquet"): job for job in jobs}
 
 
+def orphans(platform: str, wanted: "Iterable[Path]") -> list[Path]:
+    """Cell files of a platform that no job of the config asks for, sorted."""
+    return sorted(set(results(platform).glob("cells/*/*.parquet")) - set(wanted))
+
+
 def asked(platform: str) -> Path:
     """The list of the grid's jobs that the workflow keeps up to date."""
     return results(platform) / "asked.txt"
