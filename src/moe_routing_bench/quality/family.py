@@ -132,7 +132,7 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
     """
     from scipy import stats  # takes a second to import, which reports without training runs need not
 
-    names = [str(name) for name in by_seed.columns]
+    names, seeds = [str(name) for name in by_seed.columns], by_seed.index.tolist()
     values = by_seed.to_numpy(float)
     seed, rule = np.nonzero(~np.isnan(values))
     losses = values[seed, rule]
@@ -170,7 +170,7 @@ def family(by_seed: pd.DataFrame, margin: float = MARGIN) -> Family:
     ]
     more = float(stats.t.ppf(POWER, freedom)) if known.any() else np.nan
     detectable = float((reach + more) * np.median(errors)) if len(pairs) else np.nan
-    far = [(names[rule[i]], int(by_seed.index[seed[i]])) for i in _far(design, losses)] if known.any() else []
+    far = [(names[rule[i]], int(seeds[seed[i]])) for i in _far(design, losses)] if known.any() else []
     rules = np.where(np.isnan(values).all(axis=0), np.nan, fitted[: len(names)] + fitted[len(names) :].mean())
     return Family(pairs, variance**0.5, detectable, dict(zip(names, rules.tolist(), strict=True)), far)
 
