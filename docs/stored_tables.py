@@ -36,7 +36,6 @@ QUANTISED, QUANTISED_DECODE, QUANTISED_FLOATS = (
     f"../nvidia-h200.quantised{part}/" for part in ("", "-decode", "-floats")
 )
 QUALITY_FORMATS = "../nvidia-h200.quality-formats/"
-STUDY = "../nvidia-h200.study-a0/"
 H100 = "../nvidia-h100-80gb-hbm3/"
 PUBLISHED = "repeat_published.csv"  # the published rows of routing and layers, and those of the run before
 WAYS = ("torch", "triton", "cute")
@@ -689,7 +688,7 @@ def few_rows() -> str:
 @cache
 def study() -> pd.DataFrame:
     """The final rows of study A0's causal rules, of all entries: they have the same text, tokens and active FLOPs, but for the dense model of equal parameters."""
-    rows = compare.finals(run_rows.read(RESULTS / (STUDY + "quality.parquet")).to_pandas())
+    rows = compare.finals(run_rows.read(RESULTS / "quality.parquet").to_pandas())
     rows = rows[rows["causal"].astype(bool) & (compare.refusals(rows) == "")]
     dense = rows["router"] == "dense"
     named = rows["contestant"].where(

@@ -77,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
         train.train(run, path, "cpu")
     found = run_rows.collect(files, {}).to_pandas()
     tried = {"pilot_lrs": [0.005, 0.01, 0.02], "pilot_losses": [4.5, 4.0, 4.2]}
-    return found.assign(**{name: [values] * len(found) for name, values in tried.items()})
+    return found.assign(timed_alone=True, **{name: [values] * len(found) for name, values in tried.items()})
 
 
 @pytest.mark.parametrize("name", NAMES)

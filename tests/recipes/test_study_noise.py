@@ -57,7 +57,7 @@ def test_shifted_keys_have_the_least_noise() -> None:
 
 def test_the_noise_of_the_study_is_that_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the runs that are far from the others, which were behind at half of the steps already."""
-    rows = run_rows.read(ROOT / "results/nvidia-h200.study-a0/quality.parquet").to_pandas()
+    rows = run_rows.read(ROOT / "results/nvidia-h200/quality.parquet").to_pandas()
     monkeypatch.syspath_prepend(ROOT / "docs")
     study = importlib.import_module("stored_tables").study()
     by_seed = family.by_seed(study, compare.METRIC)

@@ -126,7 +126,9 @@ def test_ours_and_the_fastest_other_are_among_them(run: str) -> None:
 def test_all_kinds_of_charts_are_among_these_figures() -> None:
     found = list(every())
     assert {drawn.kind for *_, drawn in found} == set(KINDS)
-    assert {name for _, name, *_ in found} >= set(FIGURES) - {"backward", "perft", "networks", "train_modes"}
+    rare = {"backward", "perft", "networks", "train_modes"}
+    untimed = {"learning_rates", "loss_seconds", "quality_pareto"}  # study A0 has one rate, and its runs shared GPUs
+    assert {name for _, name, *_ in found} >= set(FIGURES) - rare - untimed
     assert sum(whole is not drawn for *_, whole, drawn in found) > 30
 
 

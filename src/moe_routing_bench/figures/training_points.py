@@ -14,16 +14,17 @@ ENTROPY, LOAD = "gate_entropy", "load_cv"
 _SPEED = Scale("trained bytes per second (more is better)"), Scale("validation bits per byte (less is better)")
 _OWN_SPEED = Scale(f"{_SPEED[0].label}; own scale"), _SPEED[1]  # of rules that see later tokens
 _SECONDS = Scale("training seconds (steps alone)", "log"), Scale("validation bits per byte")
+_BOTH = "a loss, and a speed with the machine to itself"
 _NO_ENTROPY = "an entropy and a load"
 _CERTAINTY = Scale("entropy of the router's scores (nats per token)"), Scale("CV of choices per expert (0: balanced)")
 
 
 def quality_pareto(table: pd.DataFrame) -> Chart:
     """The same crosses for the page; rules that see later tokens in panels of their own."""
-    rows = compare.with_speeds(training_rows.finals(table, X, Y))
+    rows = compare.with_speeds(compare.alone(training_rows.finals(table, X, Y)))
     contests = training_rows.contests(rows)
     if not contests:
-        return nothing("points", *_SPEED, rows, training_rows.why(table, "a loss and a speed"))
+        return nothing("points", *_SPEED, rows, training_rows.why(table, _BOTH))
     found = [(title, name, group) for title, runs in contests for name, group in training_rows.ordered(runs)]
     records = [
         _mark(title, name, group) for title, name, group in sorted(found, key=lambda one: not one[2]["causal"].all())
@@ -78,11 +79,11 @@ def _of_blocks(rows: pd.DataFrame) -> float:
 
 def loss_seconds(table: pd.DataFrame) -> Chart:
     """Mean loss over seeds of causal rules at every evaluation, against the bytes seen until then over the rule's speed."""
-    timed = compare.with_speeds(training_rows.finals(table, "train_tokens_per_s", "bits_per_byte"))
+    timed = compare.with_speeds(compare.alone(training_rows.finals(table, X, Y)))
     timed = timed[timed["causal"].astype(bool)]
     contests = training_rows.contests(timed)
     if not contests:
-        return nothing("lines", *_SECONDS, timed, training_rows.why(table, "a loss and a speed"))
+        return nothing("lines", *_SECONDS, timed, training_rows.why(table, _BOTH))
     every = training_rows.history(table, "bits_per_byte")
     records, routers, shown = [], [], []
     for title, runs in contests:

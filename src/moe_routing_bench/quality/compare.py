@@ -43,6 +43,11 @@ def finals(table: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(contestant=names)
 
 
+def alone(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows whose speed was taken with the machine to itself: runs that share one slow each other down by what happens to run."""
+    return rows[rows["timed_alone"].astype("boolean").fillna(False).astype(bool)]
+
+
 def with_speeds(rows: pd.DataFrame) -> pd.DataFrame:
     """Final rows whose speeds are of one mode per config: of steps launched from Python unless all have a graph."""
     eager = rows["step_mode"].astype("string").str.startswith(run_rows.EAGER).fillna(True).astype(bool)
@@ -58,16 +63,16 @@ def with_speeds(rows: pd.DataFrame) -> pd.DataFrame:
 
 def timed(rows: pd.DataFrame) -> str:
     """How the speeds of final runs were taken, in words."""
-    alone = rows["timed_alone"].astype("boolean").fillna(False).astype(bool)
-    if not alone.any():
+    timed_alone = alone(rows)
+    if timed_alone.empty:
         return "of runs that shared the machine"
-    modes = set(rows.loc[alone & rows["cuda_version"].notna(), "step_mode"])
+    modes = set(timed_alone.loc[timed_alone["cuda_version"].notna(), "step_mode"])
     how = {
         frozenset(): "",
         frozenset({run_rows.GRAPH}): ", steps replayed as a CUDA graph",
         frozenset({run_rows.EAGER}): ", steps launched from Python (limited by the host)",
     }.get(frozenset(modes), ", steps replayed as a CUDA graph in some configs, launched from Python in others")
-    rest = "" if alone.all() else "; other configs shared the machine"
+    rest = "" if len(timed_alone) == len(rows) else "; other configs shared the machine"
     return f"one run per rule with the machine to itself{how}{rest}"
 
 
