@@ -193,9 +193,8 @@ def bind_symmetric(
 
     def both_ways() -> None:
         to = goes(topk_ids, problem.ranks, problem.local).t() > 0
-        token = (
-            to.flatten().logical_not().byte().argsort(stable=True) % tokens
-        )  # those that go first, in the order of ranks
+        # those that go first, in the order of ranks
+        token = to.flatten().logical_not().byte().argsort(stable=True) % tokens
         shared.sent.copy_(to.sum(1))
         torch.index_select(x, 0, token, out=shared.rows[:count])
         torch.index_select(packed(topk_ids, topk_weights), 0, token, out=shared.words[:count])
