@@ -23,7 +23,7 @@ _SETS = 2
 
 
 class Messages:
-    """A mailbox: rows have places, those that nobody sends stay as they were, and ids are -1 where no row came."""
+    """A mailbox: rows have places, rows that are not sent stay as they were, and ids are -1 where no row came."""
 
     def __init__(self, most: int, hidden: int, top_k: int, local: int, dtype: torch.dtype, copies: int) -> None:
         self.most, self.local, rows = most, local, dist.get_world_size() * most

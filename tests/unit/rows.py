@@ -126,3 +126,24 @@ def _row(bench, i, tokens, skew, gpu) -> dict:
             "converged": True,
         }
     )
+
+
+def by_tokens() -> pd.DataFrame:
+    """Times of a routing stage by two implementations for three numbers of tokens, with what figures and findings read."""
+    timed = {
+        "experts": 8,
+        "ci_low_us": 1.0,
+        "ci_high_us": 9.0,
+        "best_verdict": "faster",
+        "best_speedup": 1.5,
+        "best_speedup_ci_low": 1.4,
+        "best_speedup_ci_high": 1.6,
+        "gpu_uuid": "GPU-1",
+    }
+    return frame(
+        *(
+            one("routing", name, cell=f"{tokens}", tokens=tokens, median_us=us * tokens, **timed)
+            for tokens in (64, 512, 4096)
+            for name, us in (("cute", 3.0), ("triton", 5.0))
+        )
+    )

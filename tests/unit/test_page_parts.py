@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rows import frame, one
+from rows import by_tokens
 
 from browser import loaded
 from moe_routing_bench.figures import FIGURES
@@ -18,23 +18,7 @@ from moe_routing_bench.report.render import render
 
 pytestmark = pytest.mark.slow
 
-TIMED = {
-    "experts": 8,
-    "ci_low_us": 1.0,
-    "ci_high_us": 9.0,
-    "best_verdict": "faster",
-    "best_speedup": 1.5,
-    "best_speedup_ci_low": 1.4,
-    "best_speedup_ci_high": 1.6,
-    "gpu_uuid": "GPU-1",
-}
-TABLE = frame(
-    *(
-        one("routing", name, cell=f"{tokens}", tokens=tokens, median_us=us * tokens, **TIMED)
-        for tokens in (64, 512, 4096)
-        for name, us in (("cute", 3.0), ("triton", 5.0))
-    )
-)
+TABLE = by_tokens()
 FAILED = "This part of the page failed: "
 STATE = """(() => { Object.keys(charts).forEach(drawChart); return {said: byId("said").innerText, problem: byId("problem").innerText, shown: byId("shown").innerText,
     boxes: document.querySelectorAll(".chart").length, drawn: document.querySelectorAll(".chart svg[aria-label$=marks]").length, pictures: document.querySelectorAll(".chart img").length,

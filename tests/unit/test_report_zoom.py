@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from rows import frame, one
+from rows import by_tokens
 
 from browser import asked, opened
 from moe_routing_bench.figures import FIGURES
@@ -11,23 +11,7 @@ from moe_routing_bench.report.render import render
 
 pytestmark = pytest.mark.slow
 
-TIMED = {
-    "experts": 8,
-    "ci_low_us": 1.0,
-    "ci_high_us": 9.0,
-    "best_verdict": "faster",
-    "best_speedup": 1.5,
-    "best_speedup_ci_low": 1.4,
-    "best_speedup_ci_high": 1.6,
-    "gpu_uuid": "GPU-1",
-}
-TABLE = frame(
-    *(
-        one("routing", name, cell=f"{tokens}", tokens=tokens, median_us=us * tokens, **TIMED)
-        for tokens in (64, 512, 4096)
-        for name, us in (("cute", 3.0), ("triton", 5.0))
-    )
-)
+TABLE = by_tokens()
 HELP = """Object.keys(charts).forEach(drawChart);
     const box = name => document.querySelector(`#chart-${name} .panels > div`), svg = name => box(name).querySelector("svg"), domain = (name, axis) => svg(name).scale(axis).domain;
     const at = (name, x, y) => { const m = svg(name).getScreenCTM(); return {clientX: m.a * x + m.e, clientY: m.d * y + m.f, bubbles: true, pointerType: "mouse"}; };

@@ -126,8 +126,10 @@ def _write(platform: str, tables: dict[str, Any]) -> None:
 
 def _write_published(platform: str) -> None:
     """Next to the report of a CPU, the page of the GPU with most published runs, where there are any: what its own rows cannot show."""
+    if platform.partition(".")[0] != platforms.CPU:
+        return
     published = {name: runs for name, runs in stored.runs().items() if not name.startswith(platforms.CPU)}
-    if platform.partition(".")[0] == platforms.CPU and published:
+    if published:
         name = max(published, key=lambda one: len(published[one]))
         pages = importlib.import_module("moe_routing_bench.report.platform_pages")
         pages.write_alone(name, paths.published_page(platform), models())

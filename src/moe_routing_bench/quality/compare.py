@@ -164,8 +164,9 @@ def too_weak(rows: pd.DataFrame) -> str:
 
 def text(table: pd.DataFrame, metric: str = METRIC) -> str:
     """The summary as lines to print, and why others are not in it."""
-    lines, rows = [], finals(table)
-    for reason, left_out in rows.groupby(refusals(rows), sort=False):
+    lines, runs = [], finals(table)
+    reasons = refusals(runs)
+    for reason, left_out in runs.groupby(reasons, sort=False):
         if reason:
             lines.append(f"{', '.join(dict.fromkeys(left_out['contestant']))}: {reason}")
     for (label, config, causal), rows in summary(table, metric).groupby(["label", "config_hash", "causal"], sort=False):
@@ -180,9 +181,8 @@ def text(table: pd.DataFrame, metric: str = METRIC) -> str:
             )
             others = f"{', '.join(row['undecided']) or '-'}; {', '.join(row['equivalent']) or '-'}"
             lines.append(f"{row['rank']:>4}  {row['contestant']:<28} {numbers}  {others}")
-        mine = finals(table)
-        mine = mine[(mine["label"] == label) & (mine["config_hash"] == config) & (mine["causal"] == causal)]
-        by_seed = family.by_seed(mine[refusals(mine) == ""], metric)
+        mine = (runs["label"] == label) & (runs["config_hash"] == config) & (runs["causal"] == causal)
+        by_seed = family.by_seed(runs[mine & (reasons == "")], metric)
         if far := family.told_far(by_seed, family.family(by_seed)):
             lines.append(far)
     return "\n".join(lines)

@@ -186,7 +186,7 @@ def _tukey(contestants: int, freedom: int) -> float:
 def _far(design: np.ndarray, losses: np.ndarray) -> list[int]:
     """The runs that normal noise does not explain at 5 %, by Rosner's test for many outliers (1983), with studentised deleted residuals.
 
-    Runs are taken out one by one, the furthest first. Those up to the last one that is too far count, so that one does not hide another.
+    The furthest run is removed again and again. All runs up to the last one beyond the limit count, so that no outlier hides another.
     """
     from scipy import stats  # takes a second to import, which reports without training runs need not
 

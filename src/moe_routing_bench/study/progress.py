@@ -2,7 +2,6 @@
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,13 +165,12 @@ def _unreliable(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     wide = sum(row["converged"] is False and not row["suspect"] for row in ok)
     if not suspect and not wide:
         return []
-    kinds = Counter(re.sub(r"[\d.]+", "#", row["suspect_reason"] or "") for row in suspect)
-    usual = [
-        row["suspect_reason"]
-        for row in suspect
-        if re.sub(r"[\d.]+", "#", row["suspect_reason"] or "") == kinds.most_common(1)[0][0]
-    ]
-    parts = [f"{len(suspect)} suspect, most often as: {one_line(usual[0] or 'no reason recorded')}"] if suspect else []
+    kinds: dict[str, list[str]] = {}  # reasons that differ in numbers alone
+    for row in suspect:
+        reason = row["suspect_reason"] or "no reason recorded"
+        kinds.setdefault(re.sub(r"[\d.]+", "#", reason), []).append(reason)
+    usual = max(kinds.values(), key=len, default=[])
+    parts = [f"{len(suspect)} suspect, most often as: {one_line(usual[0])}"] if suspect else []
     parts += [f"{wide} with a wider interval than asked"] if wide else []
     return [f"Unreliable: {len(suspect) + wide} of {count(len(ok), 'time')}: {'; '.join(parts)}"]
 
