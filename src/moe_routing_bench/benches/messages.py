@@ -46,18 +46,6 @@ def send(problem: Exchange, x: Tensor, topk_ids: Tensor, received: Tensor, count
     return Sent(order, places, to_ranks, from_ranks)
 
 
-def bind_dispatch(
-    problem: Exchange, *, x: Tensor, topk_ids: Tensor, received: Tensor, counts: Tensor
-) -> Callable[[], object]:
-    """Bind x (T_r, H) and topk_ids (T_r, k) int32; the call writes counts (E / N,) int32 and the first rows of received (R, H). All ranks of
-    the default process group call together."""
-
-    def dispatch() -> None:
-        send(problem, x, topk_ids, received, counts)
-
-    return dispatch
-
-
 class SentOnce(NamedTuple):
     """Which rows went where, a row per token and rank: what brings their sums back."""
 
@@ -87,14 +75,21 @@ def send_once(problem: Exchange, x: Tensor, topk_ids: Tensor, received: Tensor, 
     return SentOnce(tokens, assignment, splits[1], splits[0])
 
 
-def bind_dispatch_deduplicated(
-    problem: Exchange, *, x: Tensor, topk_ids: Tensor, received: Tensor, counts: Tensor
+def bind_dispatch(
+    problem: Exchange,
+    *,
+    x: Tensor,
+    topk_ids: Tensor,
+    received: Tensor,
+    counts: Tensor,
+    deduplicated: bool = False,
 ) -> Callable[[], object]:
     """Bind x (T_r, H) and topk_ids (T_r, k) int32; the call writes counts (E / N,) int32 and the first rows of received (R, H). All ranks of
     the default process group call together."""
+    call = send_once if deduplicated else send
 
     def dispatch() -> None:
-        send_once(problem, x, topk_ids, received, counts)
+        call(problem, x, topk_ids, received, counts)
 
     return dispatch
 

@@ -9,7 +9,7 @@ BENCH = Bench(
     baseline="torch_all_to_all",
     implementations=(
         Implementation("torch_all_to_all", "..messages:dispatch"),
-        Implementation("torch_deduplicated", "..messages:dispatch_deduplicated"),
+        Implementation("torch_deduplicated", "..messages:dispatch", options={"deduplicated": True}),
     ),
     reads=("x", "topk_ids"),
     writes=("received", "counts"),
