@@ -1,7 +1,11 @@
 """`ep_exchange` by the memory of other GPUs, on CPUs: the mailbox and torch's operator are replaced by messages that do the same."""
 
+import contextlib
 import copy
 import functools
+import gc
+import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +62,34 @@ class Messages:
         come = torch.empty_like(answers)
         dist.all_to_all_single(come, answers)
         combined.copy_(come.view(-1, self.most, sums.shape[1])[:, : len(ids)].float().sum(0))
+
+
+class Graph:
+    """A CUDA graph of which a CPU knows that it was replayed."""
+
+    replays = 0
+
+    def replay(self) -> None:
+        Graph.replays += 1
+
+
+def test_what_a_captured_call_holds_lives_as_long_as_its_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen on two H200s: a graph read the addresses of ranks from a tensor that was freed with its mailbox."""
+    stream = types.SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "graph", contextlib.nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    held, calls = torch.zeros(1), []
+    alive = weakref.ref(held)
+    call = functools.partial(lambda tensor: calls.append(tensor.shape), held)
+    replay = mailboxes.captured(call)
+    del held, call
+    gc.collect()
+    before = len(calls)
+    replay()
+    assert alive() is not None and (len(calls), Graph.replays) == (before, 1)
 
 
 def all_to_all_vdev(rows: Tensor, out: Tensor, splits: Tensor, splits_offsets: Tensor, group: str) -> None:

@@ -383,6 +383,31 @@ def test_rows_that_stay_where_they_came_are_poisoned_and_judged(fault: str, said
     assert any(said in (error or "") for error in errors[0]) if said else not any(map(any, errors)), errors
 
 
+def test_memory_of_other_gpus_is_filled_and_fetched_by_way_of_a_rank_s_own(monkeypatch) -> None:
+    """Seen on two H200s: a copy between the judge's GPU and memory that both ranks map is an invalid argument of CUDA on the second rank."""
+    judge, mapped = ({name: torch.full((3,), value) for name in ("kept", "x")} for value in (1.0, 2.0))
+    copies, genuine = list[tuple[int, int]](), torch.Tensor.copy_
+    watched = {id(tensor) for each in (judge, mapped) for tensor in each.values()}
+
+    def copy(self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+        if id(self) in watched:
+            copies.append((self.data_ptr(), source.data_ptr()))
+        return genuine(self, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
+    rank = object.__new__(rank_process.Staged)
+    monkeypatch.setattr(rank, "_kept", lambda: ("kept",))
+    monkeypatch.setattr(rank, "_wait", lambda: None)
+    for source, target, value in ((judge, mapped, 5.0), (mapped, judge, 7.0)):
+        source["kept"].fill_(value)
+        rank._move([source], [target], ["kept", "x"])
+        assert (target["kept"] == value).all() and torch.equal(target["x"], source["x"])
+    direct = {
+        (a[name].data_ptr(), b[name].data_ptr()): name for a, b in [(judge, mapped), (mapped, judge)] for name in a
+    }
+    assert len(copies) == 4 and [direct.get(pair) for pair in copies] == [None, "x", None, "x"]
+
+
 def test_ranks_without_a_gpu_each_are_unsupported() -> None:
     job = Job(cell_of("dispatch", tokens=1, hidden=8, experts=4, top_k=2), ("torch_all_to_all",), QUICK)
     assert rank_process.of("cuda") is rank_process.GpuRank

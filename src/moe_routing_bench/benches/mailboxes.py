@@ -43,7 +43,8 @@ def _mailboxes(problem: Exchange) -> Iterator[Mailbox]:
 
 
 def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """The replay of a CUDA graph of a call. All ranks capture together, after calls that compile kernels and open NCCL's channels."""
+    """The replay of a CUDA graph of a call. All ranks capture together, after calls that compile kernels and open NCCL's channels. What the call
+    holds lives as long: the graph reads it by address."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -53,7 +54,11 @@ def captured(run: Callable[[], object]) -> Callable[[], None]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+    return functools.partial(_replayed, graph, run)
+
+
+def _replayed(graph: torch.cuda.CUDAGraph, run: Callable[[], object]) -> None:
+    graph.replay()
 
 
 class Steps(NamedTuple):

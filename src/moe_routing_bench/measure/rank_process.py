@@ -134,9 +134,11 @@ class Staged(Rank):
     def _move(
         self, given: Sequence[Mapping[str, Tensor]], to: Sequence[Mapping[str, Tensor]], names: Sequence[str]
     ) -> None:
+        kept = self._kept()
         for source, target in zip(given, to, strict=True):
             for name in names:
-                target[name].copy_(source[name])
+                # Memory that other GPUs are let into takes and gives copies of its own GPU alone.
+                target[name].copy_(self._copy(source[name]) if name in kept else source[name])
         self._wait()
 
 
