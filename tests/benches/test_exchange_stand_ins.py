@@ -1,7 +1,6 @@
 """`ep_exchange` by the memory of other GPUs, on CPUs: the mailbox and torch's operator are replaced by messages that do the same."""
 
 import contextlib
-import copy
 import functools
 import gc
 import types
@@ -16,6 +15,7 @@ from test_rank_benches import CASES, case
 from torch import Tensor
 
 import rank_processes
+from mailbox_messages import Messages
 from moe_routing_bench.benches import mailboxes
 from moe_routing_bench.benches.ep_exchange import all_to_all
 from moe_routing_bench.benches.ranks import of_rank
@@ -24,44 +24,6 @@ from moe_routing_bench.benches.registry import BENCHES
 BENCH = BENCHES["ep_exchange"]
 NAMES = ("torch_symm_mem", "torch_symm_mem_graph", "cute_push", "cute_push_graph")
 _SETS = 2
-
-
-class Messages:
-    """A mailbox: rows have places, rows that are not sent stay as they were, and ids are -1 where no row came."""
-
-    def __init__(self, most: int, hidden: int, top_k: int, local: int, dtype: torch.dtype, copies: int) -> None:
-        self.most, self.local, rows = most, local, dist.get_world_size() * most
-        self._rows = torch.full((copies, rows, hidden), float("nan"), dtype=dtype)
-        self._ids, self._weights = (
-            torch.full((copies, rows, top_k), 77, dtype=torch.int32),
-            torch.zeros(copies, rows, top_k),
-        )
-
-    def numbered(self, number: int) -> "Messages":
-        own = copy.copy(self)
-        own.rows, own.ids, own.weights = self._rows[number], self._ids[number], self._weights[number]
-        return own
-
-    def _to_all(self, tokens: Tensor, value: int) -> Tensor:
-        """The rows of each rank's tokens, by place."""
-        sent = tokens.new_full((dist.get_world_size(), self.most, tokens.shape[1]), value)
-        sent[:, : len(tokens)] = tokens
-        come = torch.empty_like(sent.flatten(0, 1))
-        dist.all_to_all_single(come, sent.flatten(0, 1))
-        return come
-
-    def out(self, x: Tensor, ids: Tensor, weights: Tensor) -> None:
-        here = self._to_all(ids, -1) - dist.get_rank() * self.local
-        self.ids.copy_(torch.where((here >= 0) & (here < self.local), here, -1))
-        came = (self.ids >= 0).any(1)
-        self.rows[came] = self._to_all(x, 0)[came]
-        self.weights[came] = self._to_all(weights, 0)[came]
-
-    def back(self, sums: Tensor, ids: Tensor, residual: None, combined: Tensor) -> None:
-        answers = torch.where((self.ids >= 0).any(1, keepdim=True), sums, 0)
-        come = torch.empty_like(answers)
-        dist.all_to_all_single(come, answers)
-        combined.copy_(come.view(-1, self.most, sums.shape[1])[:, : len(ids)].float().sum(0))
 
 
 class Graph:

@@ -62,8 +62,8 @@ def grad(leaf: Tensor) -> Tensor:
     return leaf.grad
 
 
-def check(device: torch.device, tokens: list[int], lean: float = 0.0, **options: int) -> float:
-    """The largest relative error of outputs and gradients of any rank."""
+def check(device: torch.device, tokens: list[int], lean: float = 0.0, boxed: bool = False, **options: int) -> float:
+    """The largest relative error of outputs and gradients of any rank; `boxed` with a mailbox, of two calls, with other tokens in the first."""
     rank, (hidden, inter, experts, top_k) = dist.get_rank(), SIZES
     shapes = (sum(tokens), hidden), (sum(tokens), experts), (experts, 2 * inter, hidden), (experts, hidden, inter)
     x, logits, w13, w2 = drawn(7, device, *shapes, scales=(1, 1, hidden**-0.5, inter**-0.5))
@@ -74,7 +74,11 @@ def check(device: torch.device, tokens: list[int], lean: float = 0.0, **options:
     parts = [mine, mine, held, held]
     own = [one[part].clone().requires_grad_() for one, part in zip(whole, parts, strict=True)]
     whole = [one.requires_grad_() for one in whole]
-    y = ep.layer(*own, top_k=top_k, **options)
+    box = Mailbox(max(tokens) + 3, hidden, top_k, local, DTYPE) if boxed else None
+    if box:
+        flipped = [each.detach().flip(0).requires_grad_() for each in own]
+        ep.layer(*flipped, top_k=top_k, mailbox=box).sum().backward()
+    y = ep.layer(*own, top_k=top_k, mailbox=box, **options)
     expected = ops.layer(*whole, top_k=top_k, capacity=options.get("capacity"))
     gradient = drawn(8, device, (sum(tokens), hidden), scales=(1,))[0].to(DTYPE)
     y.backward(gradient[mine])
@@ -249,12 +253,15 @@ def layers(
         leaves = [one.requires_grad_() for one in own]
         gradient = torch.randn_like(own[0])
 
-        def step() -> None:
-            for one in leaves:
-                one.grad = None
-            ep.layer(*leaves, top_k=top_k).backward(gradient)
+        def step(**options: Any) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(ep.layer(*leaves, top_k=top_k, **options), leaves, gradient)
 
         report("forward and backward", microseconds(step, 10), 3)
+        static = functools.partial(step, most_tokens=tokens)
+        report("forward and backward, most_tokens, graph", microseconds(captured(static), 10), 3)
+        stored = functools.partial(step, mailbox=Mailbox(tokens, hidden, top_k, local, DTYPE))
+        report("forward and backward, mailbox", microseconds(stored, 10), 3)
+        report("forward and backward, mailbox, graph", microseconds(captured(stored), 10), 3)
 
 
 def main(rank: int, place: str, times: bool) -> None:
@@ -271,6 +278,7 @@ def main(rank: int, place: str, times: bool) -> None:
     if CUDA:
         plain = {name: case for name, case in CASES.items() if set(case) <= {"tokens", "lean"}}
         errors |= {f"{name}, mailbox": check_mailbox(device, **case) for name, case in plain.items()}
+        errors |= {f"{name}, gradients by mailbox": check(device, boxed=True, **case) for name, case in plain.items()}
     for name, error in errors.items():
         say(f"{name}: largest relative error {error:.1e}, {'ok' if error < TOLERANCE else 'WRONG'}")
     if CUDA:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import rank_processes
 from campaign import sampled
+from mailbox_messages import Messages
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.ops import ep
@@ -81,11 +82,14 @@ def of_rank(
     return [None if one is None else one.clone().requires_grad_() for one in parts], grad[mine]
 
 
-def outcomes(rank: int, ranks: int, static: bool) -> list[list[Tensor]]:
+def outcomes(rank: int, ranks: int, way: str) -> list[list[Tensor]]:
     """What a rank gets of every case, called twice, of which the second is to be the same bits."""
     found = []
     for case in CASES.values():
-        more = {"most_tokens": max(1, *case["tokens"]) + 1} if static else {}
+        most, dtype = max(1, *case["tokens"]) + 1, case.get("dtype", torch.float32)
+        more: dict[str, Any] = {"static": {"most_tokens": most}}.get(way, {})
+        if way == "mailbox" and dtype is not torch.float64:  # whose weights it does not take
+            more["mailbox"] = Messages(most, HIDDEN, case.get("top_k", TOP_K), EXPERTS // ranks, dtype)
         parts = of_rank(case, rank, ranks, *drawn(case, ranks))
         first, second = (called(ep.layer, case, *parts, **more) for _ in range(2))
         assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True) if not a.isnan().any())
@@ -93,10 +97,10 @@ def outcomes(rank: int, ranks: int, static: bool) -> list[list[Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("way", ["counts", "static", "mailbox"])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_results_and_gradients_are_those_of_one_process(ranks: int, static: bool, tmp_path: Path) -> None:
-    found = rank_processes.called(ranks, tmp_path, functools.partial(outcomes, ranks=ranks, static=static))
+def test_results_and_gradients_are_those_of_one_process(ranks: int, way: str, tmp_path: Path) -> None:
+    found = rank_processes.called(ranks, tmp_path, functools.partial(outcomes, ranks=ranks, way=way))
     assert all(isinstance(each, list) for each in found), found
     for i, (name, case) in enumerate(CASES.items()):
         leaves, grad = drawn(case, ranks)
@@ -106,6 +110,34 @@ def test_results_and_gradients_are_those_of_one_process(ranks: int, static: bool
         for j, (want, have) in enumerate(zip(expected, got, strict=True)):
             scale = want.nan_to_num().abs().max() if want.numel() else 0
             assert torch.allclose(have, want, rtol=limit, atol=float(limit * scale), equal_nan=True), (name, j)
+
+
+def calls_by_mailbox(rank: int) -> dict[str, Any]:
+    """What two layers that share a mailbox ask of it, and the gradients of the experts alone, which a copy of what came must give."""
+    torch.manual_seed(5)
+    x, logits = torch.randn(2, 4, HIDDEN)[rank], torch.randn(2, 4, 8)[rank]
+    w13, w2 = torch.randn(8, 2 * INTERMEDIATE, HIDDEN), torch.randn(8, HIDDEN, INTERMEDIATE)
+    here, found = slice(4 * rank, 4 * rank + 4), dict[str, Any]()
+    for name, box in (("counts", None), ("mailbox", Messages(4, HIDDEN, 3, 4, torch.float32))):
+        own = [weights[here].clone().requires_grad_() for weights in (w13, w2)]
+        inner = ep.layer(x, logits, own[0], own[1], 3, mailbox=cast(Any, box)).tanh()
+        outer = ep.layer(inner, logits, own[0], own[1], 3, mailbox=cast(Any, box))
+        found[name] = torch.autograd.grad(outer.square().sum(), own)
+        found["calls"] = box.calls if box else None
+        with torch.no_grad():
+            found[f"{name}, no gradients"] = ep.layer(x, logits, own[0], own[1], 3, mailbox=cast(Any, box))
+    return found
+
+
+def test_layers_that_share_a_mailbox_are_trained(tmp_path: Path) -> None:
+    """The first layer's input needs no gradients: its backward pass only goes out, which the copy and `read` after each way out allow."""
+    found = rank_processes.called(2, tmp_path, calls_by_mailbox)
+    assert all(isinstance(each, dict) for each in found), found
+    forward, backward = ["out", "read", "back"], ["out", "read", "back", "back_choices"]
+    for each in found:
+        torch.testing.assert_close(each["mailbox"], each["counts"], rtol=2e-5, atol=2e-4)
+        torch.testing.assert_close(each["mailbox, no gradients"], each["counts, no gradients"], rtol=2e-5, atol=2e-5)
+        assert each["calls"] == [*forward, *forward, *backward, "out", "read", "out", "back"]
 
 
 def messages(rank: int) -> dict[str, Any]:

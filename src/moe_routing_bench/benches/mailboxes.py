@@ -6,7 +6,7 @@ exchange alone. Rows stay where they came: each input set has a mailbox of its o
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from moe_routing_kernels.pack import Pack
 from moe_routing_kernels.permute import Permute
 from moe_routing_kernels.target import Target
 
+T = TypeVar("T")
 _WARMUP = 3  # calls
 _COPIES = 8  # mailboxes that are allocated together: all ranks wait for each other to map memory
 
@@ -42,9 +43,9 @@ def _mailboxes(problem: Exchange) -> Iterator[Mailbox]:
         yield from map(made.numbered, range(_COPIES))
 
 
-def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """The replay of a CUDA graph of a call. All ranks capture together, after calls that compile kernels and open NCCL's channels. What the call
-    holds lives as long: the graph reads it by address."""
+def captured(run: Callable[[], T]) -> Callable[[], T]:
+    """The replay of a CUDA graph of a call, which returns what the call did. All ranks capture together, after calls that compile kernels and open
+    NCCL's channels. What the call holds lives as long: the graph reads it by address."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -53,12 +54,13 @@ def captured(run: Callable[[], object]) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        run()
-    return functools.partial(_replayed, graph, run)
+        returned = run()
+    return functools.partial(_replayed, graph, run, returned)
 
 
-def _replayed(graph: torch.cuda.CUDAGraph, run: Callable[[], object]) -> None:
+def _replayed(graph: torch.cuda.CUDAGraph, run: Callable[[], T], returned: T) -> T:
     graph.replay()
+    return returned
 
 
 class Steps(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from moe_routing_kernels.cute import VECTOR_BYTES
 
-PHASES = 2  # out and back
+PHASES = 3  # out, back, and read
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ Compulsory bytes on the wire: b H + 8 k for each (token, other rank), and b H ba
 Invariants:
 - All blocks of a grid are resident, else blocks of two ranks could wait for each other: there are no more than multiprocessors.
 - Calls of a mailbox go out and back in turn. A rank goes out again only after the sums of all others have come, which they send after their
-  experts have read its rows; so rows, sums and flags are free when they are written again, and who waits clears the flag.
+  experts have read its rows; so rows, sums and flags are free when they are written again, and who waits clears the flag. Where rows are
+  copied, as for gradients, a kernel of one block after the copy says that they were read; then a rank may go out twice.
 - Sums are added in the order of ranks, so results are the same bits in each run.
 
 A wait ends after `limit` nanoseconds; the number of the rank that did not come, plus 1, is then stored to `failed`, which the host reads.
@@ -25,11 +26,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
+from moe_routing_kernels.cute import WARP
 from moe_routing_kernels.cute import rows as cute_rows
 from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.cute.rows import RowTiling, row_tiling
 from moe_routing_kernels.exchange import Letters, cute_back
-from moe_routing_kernels.exchange.cute_peers import OUT, goes, meet, place, position, tensor_at
+from moe_routing_kernels.exchange.cute_peers import OUT, READ, goes, meet, place, position, tensor_at
 from moe_routing_kernels.target import Target
 
 THREADS = 512
@@ -115,6 +117,18 @@ def out_host(
     )
 
 
+@cute.kernel
+def read_kernel(peers: cute.Tensor, rank: Int32, limit: Int64, failed: Int64, letters: cutlass.Constexpr):
+    """Wait until all ranks have read what came."""
+    meet(peers, rank, limit, failed, READ, letters)
+
+
+@cute.jit
+def read_host(peers: cute.Tensor, rank: Int32, limit: Int64, failed: Int64, letters: cutlass.Constexpr, stream: Any):
+    threads = -(-letters.ranks // WARP) * WARP
+    read_kernel(peers, rank, limit, failed, letters).launch(grid=(1, 1, 1), block=(threads, 1, 1), stream=stream)
+
+
 def choose(
     ranks: int, local: int, tokens: int, hidden: int, top_k: int, dtype: str, multiprocessors: int
 ) -> tuple[Letters, RowTiling]:
@@ -126,6 +140,13 @@ def choose(
         tiling = row_tiling(hidden, dtype, vectors, threads=THREADS, streaming=False)
         blocks = tiling.blocks(tokens)
     return Letters(ranks, local, tokens, hidden, top_k, itemsize, min(blocks, multiprocessors)), tiling
+
+
+def of_choices(
+    ranks: int, local: int, tokens: int, hidden: int, top_k: int, dtype: str, multiprocessors: int
+) -> tuple[Letters, RowTiling]:
+    """The same for a float32 per choice of each row, whole vectors of them."""
+    return choose(ranks, local, tokens, -(-top_k // 4) * 4, top_k, "fp32", multiprocessors)
 
 
 @cached
@@ -143,8 +164,29 @@ def compile_out(arch: str, dtype: str, letters: Letters, tiling: RowTiling, keep
     return compile_kernel(out_host, arguments, arch, keep)
 
 
-def precompile(ranks: int, local: int, tokens: int, hidden: int, top_k: int, dtype: str, target: Target) -> None:
-    """Put both kernels of ranks on such GPUs into the cache; needs no GPU."""
-    letters, tiling = choose(ranks, local, tokens, hidden, top_k, dtype, target.multiprocessors)
+@cached
+def compile_read(arch: str, letters: Letters, keep: bool = False) -> Any:
+    """Compile the wait for all ranks for one architecture (no GPU needed). The result is called with `place`."""
+    return compile_kernel(read_host, [*place(letters), letters], arch, keep)
+
+
+def precompile(
+    ranks: int,
+    local: int,
+    tokens: int,
+    hidden: int,
+    top_k: int,
+    dtype: str,
+    target: Target,
+    *,
+    training: bool = False,
+) -> None:
+    """Put both kernels of ranks on such GPUs into the cache, and those of gradients if asked for; needs no GPU."""
+    sizes = (ranks, local, tokens, hidden, top_k, dtype, target.multiprocessors)
+    letters, tiling = choose(*sizes)
     compile_out(target.arch, dtype, letters, tiling)
     cute_back.compile_back(target.arch, dtype, letters, tiling, False)
+    if training:
+        choices, tiling = of_choices(*sizes)
+        cute_back.compile_back(target.arch, "fp32", choices, tiling, False)
+        compile_read(target.arch, letters)

@@ -12,7 +12,7 @@ from moe_routing_kernels.cute.cache import fake_tensor
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.exchange import Letters
 
-OUT, BACK = 0, 1  # phases
+OUT, BACK, READ = 0, 1, 2  # phases
 
 
 def tensor_at(element: Any, address: Any, shape: tuple[int, ...]) -> cute.Tensor:

@@ -3,7 +3,6 @@
 import copy
 import functools
 import importlib.util
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,11 +23,11 @@ class Mailbox:
     All ranks make one together, with the same sizes, and it serves any number of layers of these sizes, one after the other: a call goes
     `out`, then `back`, in the order of one stream. `experts` are those of a rank. Nothing waits for the host, and CUDA graphs may capture
     calls. A rank that has not come after `seconds` is named by a `RuntimeError` of a later call; nothing it computed since is right,
-    and the mailbox is of no use any more. Inference only: the memory is written again by the next call.
+    and the mailbox is of no use any more. `out` and `back` have no gradients: those are in `exchange.gradients`.
 
     `copies` mailboxes in one piece of memory are `numbered`, for calls whose rows must stay while others are made.
 
-    Bytes of each GPU and copy: about 2 N most_tokens (b H + 4 k), with b bytes per element. Raises `UserError` where ranks do not have a GPU each, all on
+    Bytes of each GPU and copy: about 2 N most_tokens (b H + 12 k), with b bytes per element. Raises `UserError` where ranks do not have a GPU each, all on
     one host, without CuTe DSL, and for sizes that differ by rank.
     """
 
@@ -68,7 +67,8 @@ class Mailbox:
         fewest = _agreed(counts, self.group, device)
         shape = (self.group.size(), experts, most_tokens, hidden, top_k, _DTYPES[dtype])
         self.letters, self._tiling = cute_exchange.choose(*shape, fewest)
-        self._memory = symmetric.empty(copies * self.letters.bytes, dtype=torch.uint8, device=device)
+        self._choices, tiling = cute_exchange.of_choices(*shape, fewest)
+        self._memory = symmetric.empty(copies * self._bytes, dtype=torch.uint8, device=device)
         handle = symmetric.rendezvous(self._memory, self.group)
         self._memory.zero_()
         torch.cuda.synchronize()
@@ -79,21 +79,28 @@ class Mailbox:
         self._place = (peers, self.group.rank(), round(seconds * 1e9), self._failed.data_ptr())
         self._lay()
         self._out = cute_exchange.compile_out(target.arch, shape[-1], self.letters, self._tiling)
-        self._back = functools.cache(
-            functools.partial(cute_back.compile_back, target.arch, shape[-1], self.letters, self._tiling)
-        )
+        back = functools.partial(cute_back.compile_back, target.arch)
+        self._back = functools.cache(functools.partial(back, shape[-1], self.letters, self._tiling))
+        self._back_choices = functools.cache(functools.partial(back, "fp32", self._choices, tiling, False))
+        self._read = functools.cache(functools.partial(cute_exchange.compile_read, target.arch, self.letters))
+
+    @property
+    def _bytes(self) -> int:
+        """Of a copy: rows both ways, and the way back of a gradient per choice."""
+        return self.letters.bytes + self._choices.bytes
 
     def numbered(self, copy_number: int) -> "Mailbox":
         """The mailbox in one of the `copies`, on all ranks the same. It has rows, ids and weights of its own."""
-        start, own = copy_number * self.letters.bytes, copy.copy(self)
-        own._memory = self._memory[start : start + self.letters.bytes]
+        start, own = copy_number * self._bytes, copy.copy(self)
+        own._memory = self._memory[start : start + self._bytes]
         own._place = (self._place[0] + start, *self._place[1:])
         own._lay()
         return own
 
     def _lay(self) -> None:
-        """The parts of the memory that callers see."""
+        """The parts of the memory that callers see, and where gradients of choices are."""
         letters = self.letters
+        self._place_of_choices = (self._place[0] + letters.bytes, *self._place[1:])
         self.rows = self._part(0, letters.hidden, self.dtype)
         self.ids = self._part(letters.ids_at, letters.top_k, torch.int32)
         self.weights = self._part(letters.weights_at, letters.top_k, torch.float32)
@@ -114,19 +121,35 @@ class Mailbox:
         return self.rows, self.ids, self.weights
 
     def back(
-        self, sums: Tensor, topk_ids: Tensor, residual: Tensor | None = None, combined: Tensor | None = None
+        self,
+        sums: Tensor,
+        topk_ids: Tensor,
+        residual: Tensor | None = None,
+        combined: Tensor | None = None,
+        came: Tensor | None = None,
     ) -> Tensor:
         """Sums (N most_tokens, H) of the rows that came, back to the ranks of their tokens -> combined (T, H), added up in float32, for ids (T, k) as
-        of `out`; plus residual (T, H)."""
+        of `out`; plus residual (T, H). `came` are a copy of the ids (N most_tokens, k) that came, if the mailbox holds those of another call."""
         combined = sums.new_empty(len(topk_ids), sums.shape[1]) if combined is None else combined
-        kernel: Any = self._back(residual is not None)
-        kernel(sums, self.ids, topk_ids, combined if residual is None else residual, combined, *self._place)
+        came, kernel = self.ids if came is None else came, self._back(residual is not None)
+        kernel(sums, came, topk_ids, combined if residual is None else residual, combined, *self._place)
         return combined
 
-    def check(
-        self, x: Tensor, ids: Tensor, weights: Tensor, local: int, most_tokens: int | None, group: dist.ProcessGroup
-    ) -> None:
-        """Raises `UserError` for a layer that this is not for, and for gradients."""
+    def back_choices(self, values: Tensor, topk_ids: Tensor, came: Tensor) -> Tensor:
+        """Values (N most_tokens, k) float32 of the choices that came, back to their tokens -> (T, k), for ids (T, k) as of `out` and the ids (N
+        most_tokens, k) that `came`. Values of ids that are not of this rank must be 0."""
+        more = self._choices.hidden - values.shape[1]
+        values = torch.nn.functional.pad(values, (0, more)) if more else values
+        combined = values.new_empty(len(topk_ids), self._choices.hidden)
+        self._back_choices()(values, came, topk_ids, combined, combined, *self._place_of_choices)
+        return combined[:, : topk_ids.shape[1]]
+
+    def read(self) -> None:
+        """Say that what came by `out` was read, and wait until the other ranks have: then any call may follow, not only `back`."""
+        self._read()(*self._place)
+
+    def check(self, x: Tensor, ids: Tensor, local: int, most_tokens: int | None, group: dist.ProcessGroup) -> None:
+        """Raises `UserError` for a layer that this is not for."""
         known = self.letters
         sizes = (x.shape[1], ids.shape[1], local, x.dtype, group.group_name)
         own = (known.hidden, known.top_k, known.local, self.dtype, self.group.group_name)
@@ -136,8 +159,6 @@ class Mailbox:
             raise bad("x", tuple(x.shape), f"at most {known.tokens} tokens, as the mailbox takes")
         if most_tokens is not None:
             raise bad("most_tokens", most_tokens, "None with a mailbox, which has its own")
-        if torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad):
-            raise bad("gradient", True, "none with a mailbox", "leave out mailbox, or call under torch.no_grad()")
 
     def _come(self) -> None:
         """`RuntimeError` where a rank has not come in time."""

@@ -15,8 +15,9 @@ whether it has the experts or not. No call then waits for the host, `torch.compi
 capture it. With N far below k that is hardly more bytes, because most tokens go to most ranks; else it suits few tokens. Without
 `most_tokens`, compiled code breaks its graph where counts are read.
 
-`mailbox` (`exchange.mailbox.Mailbox`), for GPUs of one host and without gradients, replaces messages: kernels store rows and sums into the memory of
-other GPUs, a row per (token, rank), in one launch each way, and neither counts nor the host are waited for.
+`mailbox` (`exchange.mailbox.Mailbox`), for GPUs of one host, replaces messages: kernels store rows and sums into the memory of other GPUs, a row per
+(token, rank), in one launch each way, and neither counts nor the host are waited for. With gradients enabled what came is copied, for the
+backward pass; so infer under `torch.no_grad`. Ranks must agree on which of x, weights and experts have gradients.
 
 All ranks call alike and in the same order, forward and backward, also with no token; a rank that does not leaves the others waiting until
 the group's timeout. Results are the same bits in each run. Design: one row per (token, rank) and sums on the expert's rank, as in DeepEP and
@@ -34,6 +35,7 @@ from torch.library import custom_op
 from moe_routing_kernels import ops
 from moe_routing_kernels.choices import check_phase
 from moe_routing_kernels.errors import bad, whole
+from moe_routing_kernels.exchange import gradients
 from moe_routing_kernels.exchange.mailbox import Mailbox, known_group
 from moe_routing_kernels.ops import arguments
 from moe_routing_kernels.ops.reference import wide
@@ -135,10 +137,12 @@ def apply(
     ranks, tokens, dtype = known.size(), x.shape[0], wide(x.dtype)
     _check(x, topk_ids, topk_weights, local, residual, most_tokens, ranks)
     if mailbox is not None:
-        mailbox.check(x, topk_ids, topk_weights, local, most_tokens, known)
-        ids = topk_ids.int().contiguous()
-        rows, row_ids, row_weights = mailbox.out(x.contiguous(), ids, topk_weights.float().contiguous())
-        return mailbox.back(experts(rows, row_ids, row_weights), ids, residual)
+        mailbox.check(x, topk_ids, local, most_tokens, known)
+        sent = (x.contiguous(), topk_ids.int().contiguous(), topk_weights.float().contiguous())
+        if torch.is_grad_enabled():
+            came = gradients.out(mailbox, *sent)
+            return gradients.back(mailbox, experts(*came), came[1], *sent[1:], residual)
+        return mailbox.back(experts(*mailbox.out(*sent)), sent[1], residual)
     here = (topk_ids >= 0) & (topk_ids < ranks * local)
     ids = torch.where(here, topk_ids, -1).int()
     weights = topk_weights.to(dtype)

@@ -208,7 +208,7 @@ def compile_ep_layer(
     if pushes:
         kernels = importlib.import_module("moe_routing_kernels.exchange.cute_exchange")
         sizes = (ranks, layout.experts // ranks, own.tokens, problem.hidden, layout.top_k, dtype)
-        kernels.precompile(*sizes, target)
+        kernels.precompile(*sizes, target, training=training)
     else:
         _compile(own.problem, target)
         _compile(Pack(own.tokens, problem.hidden, ranks, own.rows, dtype, dtype, padding=True), target)

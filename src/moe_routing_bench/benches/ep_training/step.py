@@ -7,6 +7,7 @@ from torch import Tensor
 
 from moe_routing_bench.benches.ep_layer import step
 from moe_routing_bench.benches.ep_layer.definition import Sharded
+from moe_routing_bench.benches.mailboxes import captured
 from moe_routing_bench.benches.training import step as training
 from moe_routing_kernels.activations import activation_of
 
@@ -39,4 +40,5 @@ def bind(
 ) -> Callable[[], dict[str, Tensor]]:
     """Bind logits (T_r, E) float32, x and d_combined (T_r, H), and the rank's w13 and w2; the call returns the result and all gradients, which
     torch allocates. All ranks of the default process group call together."""
-    return training.differentiated(step.layer(problem, way, bias), (x, logits, w13, w2), d_combined)
+    run = training.differentiated(step.layer(problem, way, bias), (x, logits, w13, w2), d_combined)
+    return captured(run) if way.endswith("_graph") else run
