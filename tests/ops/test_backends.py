@@ -66,6 +66,12 @@ def test_kernels_get_contiguous_aligned_tensors() -> None:
         found = backends.ready(tensor)
         assert torch.equal(found, tensor) and found.is_contiguous() and found.data_ptr() % 16 == 0
     assert backends.ready(whole[4:]).data_ptr() == whole[4:].data_ptr()
+    for empty in (
+        torch.zeros(()).expand(0, 8),
+        torch.zeros(4, 0).t(),
+        torch.zeros(8, 6)[:0, ::2],
+    ):  # all are "contiguous"
+        assert empty.is_contiguous() and backends.ready(empty).stride() == torch.empty(empty.shape).stride()
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ class Mailbox:
     All ranks make one together, with the same sizes, and it serves any number of layers of these sizes, one after the other: a call goes
     `out`, then `back`, in the order of one stream. `experts` are those of a rank. Nothing waits for the host, and CUDA graphs may capture
     calls. A rank that has not come after `seconds` is named by a `RuntimeError` of a later call; nothing it computed since is right,
-    and the mailbox is of no use any more. `out` and `back` have no gradients: those are in `exchange.gradients`.
+    and the mailbox is of no use any more. `out` and `back` have no gradients: those of a layer are in `ops.mailbox_gradients`.
 
     `copies` mailboxes in one piece of memory are `numbered`, for calls whose rows must stay while others are made.
 

@@ -74,4 +74,6 @@ def _aligned(tensor: Tensor) -> bool:
 def ready(tensor: Tensor) -> Tensor:
     """The tensor as kernels want it: contiguous, and 16-byte aligned, which a view into the middle of another may not be."""
     tensor = tensor.contiguous()
-    return tensor if tensor.data_ptr() % ALIGNED == 0 else tensor.clone()
+    # A tensor without elements is contiguous whatever its strides, but a kernel checks them.
+    fits = tensor.numel() > 0 and tensor.data_ptr() % ALIGNED == 0
+    return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)

@@ -35,9 +35,9 @@ from torch.library import custom_op
 from moe_routing_kernels import ops
 from moe_routing_kernels.choices import check_phase
 from moe_routing_kernels.errors import bad, whole
-from moe_routing_kernels.exchange import gradients
 from moe_routing_kernels.exchange.mailbox import Mailbox, known_group
-from moe_routing_kernels.ops import arguments
+from moe_routing_kernels.ops import arguments, mailbox_gradients
+from moe_routing_kernels.ops.backends import ready
 from moe_routing_kernels.ops.reference import wide
 from moe_routing_kernels.routing.placement import Placement
 
@@ -138,11 +138,12 @@ def apply(
     _check(x, topk_ids, topk_weights, local, residual, most_tokens, ranks)
     if mailbox is not None:
         mailbox.check(x, topk_ids, local, most_tokens, known)
-        sent = (x.contiguous(), topk_ids.int().contiguous(), topk_weights.float().contiguous())
+        sent = (ready(x), ready(topk_ids.int()), ready(topk_weights.float()))
+        residual = None if residual is None else ready(residual)
         if torch.is_grad_enabled():
-            came = gradients.out(mailbox, *sent)
-            return gradients.back(mailbox, experts(*came), came[1], *sent[1:], residual)
-        return mailbox.back(experts(*mailbox.out(*sent)), sent[1], residual)
+            came = mailbox_gradients.out(mailbox, *sent)
+            return mailbox_gradients.back(mailbox, experts(*came), came[1], *sent[1:], residual)
+        return mailbox.back(ready(experts(*mailbox.out(*sent))), sent[1], residual)
     here = (topk_ids >= 0) & (topk_ids < ranks * local)
     ids = torch.where(here, topk_ids, -1).int()
     weights = topk_weights.to(dtype)
