@@ -16,7 +16,7 @@ LOADS_IN_FLIGHT = 16  # vectors that a thread loads before the first use
 
 
 def at_once(tiling: RowTiling) -> int:
-    """Of how many ranks a thread loads the sums before it adds them up."""
+    """The ranks whose sums a thread loads before it adds them up."""
     return max(1, LOADS_IN_FLIGHT // tiling.vectors)
 
 

@@ -11,7 +11,7 @@ Compulsory bytes on the wire: b H + 8 k for each (token, other rank), and b H ba
 Invariants:
 - All blocks of a grid are resident, else blocks of two ranks could wait for each other: there are no more than multiprocessors.
 - Calls of a mailbox go out and back in turn. A rank goes out again only after the sums of all others have come, which they send after their
-  experts have read its rows; so rows, sums and flags are free when they are written again, and who waits clears the flag. Where rows are
+  experts have read its rows; so rows, sums and flags are free when they are written again, and a block that waits clears the flag. Where rows are
   copied, as for gradients, a kernel of one block after the copy says that they were read; then a rank may go out twice.
 - Sums are added in the order of ranks, so results are the same bits in each run.
 

@@ -86,7 +86,7 @@ class Mailbox:
 
     @property
     def _bytes(self) -> int:
-        """Of a copy: rows both ways, and the way back of a gradient per choice."""
+        """Bytes of a copy: rows both ways, and the way back of a gradient per choice."""
         return self.letters.bytes + self._choices.bytes
 
     def numbered(self, copy_number: int) -> "Mailbox":
