@@ -631,8 +631,8 @@ def routing_lines() -> list[BarLine]:
 
 def layer_lines() -> list[BarLine]:
     """The bars of layers and models: not those of `auto`, whose regret measurements.md has, nor those that count QuACK's kernels as ours."""
-    lines = reached.lines(layer_bars.BARS, runs_of_layers(), absent=True)
-    return [line for line in lines if not line.what.startswith(("auto", "layer, QuACK"))]
+    shown = [bar for bar in layer_bars.BARS if not bar.what.startswith(("auto", "layer, QuACK"))]
+    return reached.lines(shown, runs_of_layers(), absent=True)
 
 
 def products() -> str:

@@ -411,9 +411,11 @@ def places(platform: str) -> dict[tuple[str, int], list[tuple[dict[str, Any], li
 
 def own_and_rival(cell: pd.DataFrame) -> tuple[pd.Series | None, pd.Series | None]:
     """The row of `auto`, or else of our fastest kernel, and the fastest of another package."""
-    mine = cell["implementation"].isin(ours(cell["bench"].iloc[0]))
-    auto = cell[mine & (cell["implementation"] == "auto")]
-    first = [one.iloc[0] if len(one) else None for one in (auto if len(auto) else cell[mine], cell[~mine])]
+    names, known = list(cell["implementation"]), ours(cell["bench"].iloc[0])
+    mine = [place for place, name in enumerate(names) if name in known]
+    auto = [place for place in mine if names[place] == "auto"]
+    others = [place for place, name in enumerate(names) if name not in known]
+    first = [cell.iloc[places[0]] if places else None for places in (auto or mine, others)]
     return first[0], first[1]
 
 

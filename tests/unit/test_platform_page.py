@@ -15,7 +15,7 @@ from test_questions import arguments
 
 import page_numbers
 from browser import CONTRAST, GOOD, asked, loaded
-from moe_routing_bench.answers import around
+from moe_routing_bench.answers import around, nearest
 from moe_routing_bench.answers.ask import ask
 from moe_routing_bench.cli import report
 from moe_routing_bench.cli.report import rows_of
@@ -370,6 +370,13 @@ def test_pages_are_light(folder):
     """The first answer needs the rows alone: a laptop unpacks them in a fraction of a second."""
     assert (folder / "index.html").stat().st_size < 1e6
     assert all(path.stat().st_size < 5e6 for path in folder.glob("**/*.html"))
+
+
+def test_equal_rows_give_equal_pages():
+    """The formats of a set had another order in each process."""
+    data = platform.page_data(NAME, platform.read(NAME), {})
+    names = list(data["rules"]["rule"]["families"])[len(nearest.FAMILIES) :]
+    assert len(names) > 3 and names == sorted(names)
 
 
 def test_next_to_the_report_of_a_laptop_the_page_stands_alone(tmp_path, monkeypatch, capsys):

@@ -36,6 +36,7 @@ NEEDED = (
     *("torch_version", "cuda_version", "plugin", "cpu_threads", *AXES),
 )
 _NO_CARD = "host "
+_PAIRS = ("stage_us",)  # columns of pairs, which JSON has as lists
 _ACCURACY = ("weights", "activations", "drawn", "implementation", "status", "weight_snr_db", "output_snr_db")
 
 
@@ -82,9 +83,6 @@ def runs() -> dict[str, list[str]]:
     return found
 
 
-_PAIRS = ("stage_us",)  # columns of pairs, which JSON has as lists
-
-
 def packed(digests: Mapping[str, str]) -> bytes:
     """The content of a file of rows, of the runs with these digests of their Parquet files: all that answers read of them, by column."""
     found = {}
@@ -113,10 +111,12 @@ def _kept(place: Path) -> Mapping[str, Any] | None:
 
 def cells(names: Iterable[str], benches: Collection[str]) -> list[Cell]:
     """The cells of some benches in runs of these names. Raises `UserError` for an unreadable file."""
-    return [cell for name in names for cell in _cells(name, tuple(benches))]
+    place = folder().absolute()
+    return [cell for name in names for cell in _cells(place, name, tuple(benches))]
 
 
-def _cells(run: str, benches: tuple[str, ...]) -> list[Cell]:
+@functools.lru_cache(maxsize=256)  # all questions share cells, and the order of their times
+def _cells(place: Path, run: str, benches: tuple[str, ...]) -> list[Cell]:
     found: dict[tuple[str, str, str], Cell] = {}
     for row in _rows(run, benches):
         card = row["gpu_uuid"] or f"{_NO_CARD}{row['host']}"

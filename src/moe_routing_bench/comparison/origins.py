@@ -3,6 +3,7 @@
 A name says nothing of it: `cute_quack` is our routing around QuACK's GEMMs, and counts as a rival that is named.
 """
 
+import functools
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ _AROUND_TORCH = ("matmul_cute",)  # our gate behind a product of torch
 TORCH = "torch"
 
 
+@functools.cache
 def ours(bench: str) -> frozenset[str]:
     """The implementations of a bench whose kernels are all of this project, and what chooses among them."""
     known = BENCHES[bench]

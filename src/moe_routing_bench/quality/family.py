@@ -265,10 +265,10 @@ def letters(found: Family, names: list[str]) -> dict[str, str]:
     apart = {frozenset((pair.better, pair.worse)) for pair in found.pairs if pair.verdict == DIFFERENT}
     sets: list[set[str]] = [set(names)]
     for one, other in (sorted(pair) for pair in apart):  # insert and absorb (Piepho 2004)
-        sets = [
-            part for whole in sets for part in ([whole - {one}, whole - {other}] if {one, other} <= whole else [whole])
-        ]
-        sets = [a for i, a in enumerate(sets) if not any(a < b or (a == b and j < i) for j, b in enumerate(sets))]
+        both = [part for part in sets if {one, other} <= part]
+        sets = [part for part in sets if not {one, other} <= part]
+        # No new part holds another, as no set that they come from does.
+        sets += [part for a in both for part in (a - {one}, a - {other}) if not any(part <= b for b in sets)]
     sets.sort(key=lambda members: sorted(names.index(name) for name in members))
     return {name: "".join(letter(i) for i, members in enumerate(sets) if name in members) for name in names}
 

@@ -98,7 +98,7 @@ def _rules(platform: str, cells: Sequence[Cell], models: Mapping[str, Any]) -> d
     """The tables of Python that the scripts follow: `usual` are the values of a question that says nothing, `empty` what an empty control says."""
     runs = stored.runs()[platform]
     pairs_of = {(cell.axes["weights"], cell.axes["dtype"]) for cell in cells if "weights" in cell.axes}
-    families = (*nearest.FAMILIES, *(form for form, _ in pairs_of))
+    families = (*nearest.FAMILIES, *(form for form, _ in sorted(pairs_of)))
     sizes = {name: presets.values(one) for name, one in models.items() if not one.unsupported}
     return {
         "platform": platform,
