@@ -77,11 +77,17 @@ def quickest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.loc[rows.groupby(["bench", "cell", "card"])["median_us"].idxmin()]
 
 
-def firm(rows: pd.DataFrame, verdict: str = "best_verdict") -> pd.DataFrame:
-    """Rows that are not suspect, and converged or told apart, of cells whose quickest row is."""
+def doubts(rows: pd.DataFrame) -> pd.Series:
+    """Rows that are suspect for something that touches ratios within a cell: anything but drifts of the ceilings."""
+    drifts = rows["suspect_reason"].astype(str).str.fullmatch(r"ceilings drifted [^;]*(; ceilings drifted [^;]*)*")
+    return rows["suspect"].eq(True) & ~drifts
+
+
+def firm(rows: pd.DataFrame, verdict: str = "best_verdict", ratios: bool = False) -> pd.DataFrame:
+    """Rows that are not suspect (for `ratios`, for more than a drift), and converged or told apart, of cells whose quickest row is."""
     rows = timed(rows)
     told = rows[verdict].notna() & (rows[verdict] != "undecided")
-    sound = (rows["suspect"].ne(True)) & ((rows["converged"].ne(False)) | told)
+    sound = ~(doubts(rows) if ratios else rows["suspect"].eq(True)) & ((rows["converged"].ne(False)) | told)
     first = quickest(rows).index
     keys = list(zip(rows["bench"], rows["cell"], rows["card"], strict=True))
     good = {key for key, index, kept in zip(keys, rows.index, sound, strict=True) if kept and index in set(first)}
@@ -104,14 +110,14 @@ def cells_of(rows: pd.DataFrame) -> int:
 
 
 def lead(m: re.Match, rows: pd.DataFrame) -> list[str]:
-    sound, bench = firm(rows, "shown"), rows[rows["bench"] == m["bench"]]
+    sound, bench = firm(rows, "shown", ratios=True), rows[rows["bench"] == m["bench"]]
     wins = sound[(sound["bench"] == m["bench"]) & (sound["shown"] == "faster")]
     if wins["implementation"].value_counts().max() != (wins["implementation"] == m["name"]).sum():
         return [f"{m['name']} is not faster most often"]
     mine = wins[wins["implementation"] == m["name"]]
     judged = timed(bench)[timed(bench)["shown"].notna()]
     first = quickest(judged)
-    doubtful = int((first["suspect"].eq(True)).sum())
+    doubtful = int(doubts(first).sum())
     one = middle(mine, "best_speedup")
     found = ratio_of(m, one, "best_speedup")
     found += wrong(won=(m["won"], len(mine)), of=(m["of"], len(first) - doubtful), more=(m["more"], doubtful))
@@ -195,7 +201,7 @@ def of_formats(m: re.Match, rows: pd.DataFrame) -> list[str]:
 
 
 def left(m: re.Match, rows: pd.DataFrame) -> list[str]:
-    all_, sound = (cells_of(one[one["bench"] == m["bench"]]) for one in (timed(rows), firm(rows)))
+    all_, sound = (cells_of(one[one["bench"] == m["bench"]]) for one in (timed(rows), firm(rows, ratios=True)))
     return list(wrong(left=(m["left"], all_ - sound), of=(m["of"], all_)))
 
 
@@ -232,7 +238,7 @@ def copies(m: re.Match, rows: pd.DataFrame) -> list[str]:
 
 
 def alone(m: re.Match, rows: pd.DataFrame) -> list[str]:
-    sound = firm(rows)
+    sound = firm(rows, ratios=True)
     mine = sound[(sound["bench"] == m["bench"]) & (sound["speedup"] > 0)]
     found = [f"{name} ran, too" for name in set(mine["implementation"]) - {m["base"]}]
     return found + list(wrong(cells=(m["cells"], mine["cell"].nunique())))
@@ -250,7 +256,7 @@ def gaps(m: re.Match, rows: pd.DataFrame) -> list[str]:
 
 def speedups(m: re.Match, rows: pd.DataFrame) -> list[str]:
     """The ratios to the fastest other and to the baseline, and verdicts, of the implementation that is named."""
-    sound = firm(rows)
+    sound = firm(rows, ratios=True)
     mine = sound[(sound["bench"] == m["bench"]) & (sound["speedup"] > 0) & (sound["baseline"] == m["base"])]
     mine = mine[mine["implementation"] == m["name"]]
     named = {"mean": gmean(mine["speedup"]), "least": mine["speedup"].min(), "most": mine["speedup"].max()}
