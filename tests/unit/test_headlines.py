@@ -149,11 +149,17 @@ def test_a_drift_of_the_ceilings_is_in_no_ratio_of_a_cell():
     assert not any("roofline" in one.text for one in headlines.headlines(frame(*limits))), "a share of what drifted"
 
 
-def test_more_benches_speak_where_there_is_little_else_to_say():
+def test_more_benches_speak_where_there_is_little_else_to_say(monkeypatch):
     """The fastest of up to three benches, the widest first; with three other sentences only that of the widest."""
     rows = [*pair("a", 1.2), *(one for bench in ("gate", "pack", "combine") for one in pair(bench, 1.5, bench=bench))]
     found = [one.text.partition(":")[0] for one in headlines.headlines(frame(*rows))]
     assert found == ["routing", "combine", "pack"]
+    why = headlines.Sentence(f"Quality (mini): {headlines.NOT_JUDGED} of one seed.", "quality")
+    monkeypatch.setattr(headlines, "quality", lambda _: why)
+    monkeypatch.setattr(headlines, "left_over", lambda _: None)
+    monkeypatch.setattr(headlines.compare, "finals", lambda trained: trained)
+    found = [one.text.partition(":")[0] for one in headlines.headlines(frame(*rows), frame(rows[0]))]
+    assert found == ["routing", "combine", "pack", "Quality (mini)"], "that something is not judged says nothing"
     costly = [
         ran("s", "cute", 20.0, tokens=512, skew=1.0, bench="pack"),
         ran("p", "cute", 10.0, tokens=512, bench="pack"),

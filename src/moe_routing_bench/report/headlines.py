@@ -18,7 +18,7 @@ from moe_routing_bench.quantities import FLOOR_SAID, count, times, told_apart
 from moe_routing_bench.report.costs import formats, skew
 from moe_routing_bench.report.document import Dot, Sentence, made, pictured
 from moe_routing_bench.report.row_data import row_id
-from moe_routing_bench.report.trained_rules import left_over, quality
+from moe_routing_bench.report.trained_rules import NOT_JUDGED, left_over, quality
 from moe_routing_bench.report.words import shape
 
 MOST, ENOUGH = 5, 3  # sentences; below the second, more benches have a sentence of their fastest
@@ -36,7 +36,8 @@ def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[
     if finals is not None and len(finals):
         found += [made(quality, finals), made(left_over, finals)]
     found = [one for one in found if one is not None]
-    return [*found[:1], *more[: max(0, ENOUGH - len(found))], *found[1:]][:MOST]
+    said = sum(NOT_JUDGED not in one.text for one in found)
+    return [*found[:1], *more[: max(0, ENOUGH - said)], *found[1:]][:MOST]
 
 
 def unfound(table: pd.DataFrame) -> str:
