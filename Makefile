@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 EXPORT := --frozen --no-hashes --no-emit-workspace --no-annotate --no-header --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install asked report test slow lanes timing test-all outside campaigns faults mutants recipes figures site pictures vendor lint lock clean
+.PHONY: help install asked report test slow lanes timing test-all outside campaigns faults mutants recipes figures site hub pictures vendor lint lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -105,6 +105,9 @@ site: .venv/.report ## build a page per GPU and the reports of all published run
 	.venv/bin/moe-routing-bench site --rebuild $(if $(SITE_URL),--url '$(SITE_URL)')
 
 PICTURES := nvidia-h200/bandwidth
+
+hub: ## write the kernels in the layout of Hugging Face's package `kernels` to dist/hub (standard library only)
+	$(PYTHON) workflow/scripts/huggingface.py dist/hub
 
 pictures: .venv/.report ## draw the pictures of the documents again
 	@for one in $(PICTURES); do \

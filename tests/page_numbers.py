@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison.origins import ours  # whose kernels they are is a table, not arithmetic
@@ -77,11 +78,17 @@ def quickest(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.loc[rows.groupby(["bench", "cell", "card"])["median_us"].idxmin()]
 
 
-def firm(rows: pd.DataFrame, verdict: str = "best_verdict") -> pd.DataFrame:
-    """Rows that are not suspect, and converged or told apart, of cells whose quickest row is."""
+def doubts(rows: pd.DataFrame) -> pd.Series:
+    """Rows that are suspect for something that touches ratios within a cell: anything but drifts of the ceilings."""
+    drifts = rows["suspect_reason"].astype(str).str.fullmatch(r"ceilings drifted [^;]*(; ceilings drifted [^;]*)*")
+    return rows["suspect"].eq(True) & ~drifts
+
+
+def firm(rows: pd.DataFrame, verdict: str = "best_verdict", ratios: bool = False) -> pd.DataFrame:
+    """Rows that are not suspect (for `ratios`, for more than a drift), and converged or told apart, of cells whose quickest row is."""
     rows = timed(rows)
     told = rows[verdict].notna() & (rows[verdict] != "undecided")
-    sound = (rows["suspect"].ne(True)) & ((rows["converged"].ne(False)) | told)
+    sound = ~(doubts(rows) if ratios else rows["suspect"].eq(True)) & ((rows["converged"].ne(False)) | told)
     first = quickest(rows).index
     keys = list(zip(rows["bench"], rows["cell"], rows["card"], strict=True))
     good = {key for key, index, kept in zip(keys, rows.index, sound, strict=True) if kept and index in set(first)}
@@ -104,14 +111,14 @@ def cells_of(rows: pd.DataFrame) -> int:
 
 
 def lead(m: re.Match, rows: pd.DataFrame) -> list[str]:
-    sound, bench = firm(rows, "shown"), rows[rows["bench"] == m["bench"]]
+    sound, bench = firm(rows, "shown", ratios=True), rows[rows["bench"] == m["bench"]]
     wins = sound[(sound["bench"] == m["bench"]) & (sound["shown"] == "faster")]
     if wins["implementation"].value_counts().max() != (wins["implementation"] == m["name"]).sum():
         return [f"{m['name']} is not faster most often"]
     mine = wins[wins["implementation"] == m["name"]]
     judged = timed(bench)[timed(bench)["shown"].notna()]
     first = quickest(judged)
-    doubtful = int((first["suspect"].eq(True)).sum())
+    doubtful = int(doubts(first).sum())
     one = middle(mine, "best_speedup")
     found = ratio_of(m, one, "best_speedup")
     found += wrong(won=(m["won"], len(mine)), of=(m["of"], len(first) - doubtful), more=(m["more"], doubtful))
@@ -195,7 +202,7 @@ def of_formats(m: re.Match, rows: pd.DataFrame) -> list[str]:
 
 
 def left(m: re.Match, rows: pd.DataFrame) -> list[str]:
-    all_, sound = (cells_of(one[one["bench"] == m["bench"]]) for one in (timed(rows), firm(rows)))
+    all_, sound = (cells_of(one[one["bench"] == m["bench"]]) for one in (timed(rows), firm(rows, ratios=True)))
     return list(wrong(left=(m["left"], all_ - sound), of=(m["of"], all_)))
 
 
@@ -232,25 +239,116 @@ def copies(m: re.Match, rows: pd.DataFrame) -> list[str]:
 
 
 def alone(m: re.Match, rows: pd.DataFrame) -> list[str]:
-    sound = firm(rows)
+    sound = firm(rows, ratios=True)
     mine = sound[(sound["bench"] == m["bench"]) & (sound["speedup"] > 0)]
     found = [f"{name} ran, too" for name in set(mine["implementation"]) - {m["base"]}]
     return found + list(wrong(cells=(m["cells"], mine["cell"].nunique())))
 
 
 def gaps(m: re.Match, rows: pd.DataFrame) -> list[str]:
+    """Gaps of twins by bench; and how many a verdict would tell apart, each by the noise floor of the others."""
     twins = rows[(rows["status"] == "ok") & rows["twin_speedup"].notna()]
-    apart = np.log(twins["twin_speedup"].astype(float)).abs() * 100
+    apart = np.log(twins["twin_speedup"].astype(float)).abs()
     found = []
-    for median, bench, most, count in re.findall(rf"({N})% for (\w+) \(at most ({N})%, (\d+) twins?\)", m["each"]):
-        mine = apart[twins["bench"] == bench]
+    said = re.findall(rf"({N})% for (\w+) \(at most ({N})%, (\d+) twins?\)", m["each"])
+    found += ["benches"] * (sorted(bench for _, bench, *_ in said) != sorted(set(twins["bench"])))
+    for median, bench, most, count in said:
+        mine = 100 * apart[twins["bench"] == bench]
         found += wrong(median=(median, mine.median()), most=(most, mine.max()), count=(count, len(mine)))
+    size = np.digitize(twins["median_us"], [10.0, 100.0])
+    order = twins["twin_speedup_p"].astype(float).sort_values(ascending=False)
+    adjusted = (order * len(order) / np.arange(len(order), 0, -1)).cummin()
+    told = judged = 0
+    for place, (index, row) in enumerate(twins.iterrows()):
+        others = twins.index != index
+        alike = others & (twins["bench"] == row["bench"])
+        wider = next((one for one in (alike & (size == size[place]), alike, others) if one.sum() >= 5), None)
+        if wider is None:
+            continue
+        judged += 1
+        known = np.sort(apart[wider])
+        floor = max(0.005, known[math.ceil(0.975 * (len(known) - 1))])
+        if len(known) < 19:
+            floor = max(floor, math.sqrt((known**2).mean()) * stats.t.ppf(0.975, len(known) / 2))
+        beyond = row["twin_speedup_ci_low"] > 1 or row["twin_speedup_ci_high"] < 1
+        told += bool(beyond and adjusted[index] <= 0.05 and apart[index] > floor)
+    return found + list(wrong(judged=(m["judged"], judged), told=(m["told"], told)))
+
+
+def drops(m: re.Match, rows: pd.DataFrame) -> list[str]:
+    """The median drop rate of routings by capacity factor and skew; rows of one routing count once."""
+    mine = timed(rows)
+    mine = mine[mine["capacity_factor"].notna() & mine["skew"].notna() & mine["drop_rate"].notna()]
+    mine = mine[(mine["sampler"] != "exact") | (mine["skew"] > 0)]
+    mine = mine.drop_duplicates(["tokens", "experts", "top_k", "capacity_factor", "skew", "sampler", "trace", "seed"])
+    said = re.findall(rf"({N}) at skew ({N}): ({N})%", m["parts"])
+    pairs = mine[["capacity_factor", "skew"]].drop_duplicates()
+    found = list(wrong(routings=(m["routings"], len(mine)), parts=(str(len(said)), len(pairs))))
+    for factor, skew, drop in said:
+        of = mine[np.isclose(mine["capacity_factor"], float(factor)) & np.isclose(mine["skew"], float(skew))]
+        found += wrong(**{f"{factor} at {skew}": (drop, 100 * of["drop_rate"].median())})
     return found
+
+
+def equal_otherwise(rows: pd.DataFrame, axis: str) -> Iterator[pd.DataFrame]:
+    """Rows of one implementation and card that differ in one axis alone, in rising order, none last."""
+    others = [name for name in AXES if name != axis]
+    for _, group in rows.groupby(["bench", "implementation", "card", *others], dropna=False):
+        if group[axis].nunique(dropna=False) > 1:
+            yield group.sort_values(axis, na_position="last")
+
+
+_ENDS: dict[tuple[int, str, str], list[pd.DataFrame]] = {}
+
+
+def ends_of(rows: pd.DataFrame, bench: str, axis: str) -> list[pd.DataFrame]:
+    """The sound rows of a bench that are equal but for the axis, found once for the rows of a run, which `stored` keeps."""
+    if (key := (id(rows), bench, axis)) not in _ENDS:
+        mine = firm(rows[rows["bench"] == bench])
+        mine = mine[mine["skew"].notna() & mine["capacity_factor"].isna()] if axis == "skew" else mine
+        _ENDS[key] = list(equal_otherwise(mine, axis))
+    return _ENDS[key]
+
+
+def costs(m: re.Match, rows: pd.DataFrame, axis: str) -> list[str]:
+    """Ratios of times of the ends of the widest range that is said, over cells that are equal otherwise."""
+    found = []
+    for part in re.split(r"; (?=\w+ at )", m["parts"]):
+        if not (bench := re.match(r"\w+ at ", part)):
+            continue
+        name = bench[0].split()[0]
+        groups = ends_of(rows, name, axis)
+        for high, low, skew, median, least, most, count, slower, faster in COST.findall(part):
+            ratios, told = [], [0, 0]
+            for group in groups:
+                one, other = group.iloc[0], group.iloc[-1]
+                if axis == "skew":
+                    same = math.isclose(one["skew"], float(low)) and math.isclose(other["skew"], float(high))
+                    base, row = one, other
+                else:
+                    same = math.isclose(one[axis], float(high)) and pd.isna(other[axis])
+                    same &= not skew or math.isclose(one["skew"], float(skew))
+                    base, row = other, one
+                if not same:
+                    continue
+                ratios.append(row["median_us"] / base["median_us"])
+                told[0] += row["ci_low_us"] > base["ci_high_us"]
+                told[1] += row["ci_high_us"] < base["ci_low_us"]
+            numbers = {"median": (median, np.median(ratios) if ratios else None), "pairs": (count, len(ratios))}
+            numbers |= {"least": (least, min(ratios, default=None)), "most": (most, max(ratios, default=None))}
+            numbers |= {"slower": (slower, told[0]), "faster": (faster, told[1])}
+            found += [f"{name} {high}: {one}" for one in wrong(**numbers)]
+    return found
+
+
+COST = re.compile(
+    rf"at (?:skew|factor) ({N})(?: over ({N}))?(?: and skew ({N}))? ({N})x \(({N})x to ({N})x; (\d+) pairs?[^:]*: (\d+) slower and (\d+) faster with disjoint intervals\)"
+)
 
 
 def speedups(m: re.Match, rows: pd.DataFrame) -> list[str]:
     """The ratios to the fastest other and to the baseline, and verdicts, of the implementation that is named."""
-    sound = firm(rows)
+    sound = firm(rows, ratios=True)
     mine = sound[(sound["bench"] == m["bench"]) & (sound["speedup"] > 0) & (sound["baseline"] == m["base"])]
     mine = mine[mine["implementation"] == m["name"]]
     named = {"mean": gmean(mine["speedup"]), "least": mine["speedup"].min(), "most": mine["speedup"].max()}
@@ -370,6 +468,19 @@ KNOWN: tuple[tuple[str, Callable[[re.Match, pd.DataFrame], list[str]]], ...] = (
     (
         r"Where the time of (?P<bench>\w+) goes: (?P<name>\w+) has the lowest median in (?P<won>\d+) of (?P<of>\d+) cells; there, the median shares of its stages over (?P<cells>\d+) cells?.*? are (?P<parts>.*)\.",
         staged,
+    ),
+    (
+        r"Noise: an implementation that was entered twice in a cell differs from itself by a median of (?P<each>.*?)(?:; of (?P<judged>\d+), each held against the floor of the others, the verdict would tell (?P<told>\d+) apart)?\.",
+        gaps,
+    ),
+    (
+        r"What a capacity factor drops of drawn loads \(median share of assignments over (?P<routings>\d+) routings?.*?; trained routers are under Quality\): (?P<parts>.*)\.",
+        drops,
+    ),
+    (r"Cost of skew: .*? without a capacity limit: (?P<parts>.*)\.", functools.partial(costs, axis="skew")),
+    (
+        r"Time with a capacity factor: .*? equal otherwise: (?P<parts>.*)\.",
+        functools.partial(costs, axis="capacity_factor"),
     ),
     (r"(?P<rows>\d+) rows?, (?P<timed>\d+) of them with a time, of (?P<cells>\d+) cells?\.", scope),
     (r"(?P<suspect>\d+) of (?P<rows>\d+) rows? with a time (?:is|are) suspect", suspects),

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PACKAGE = Path(__file__).parent
+_IMPORTED_AS = {PACKAGE: __name__.partition(".")[0]}  # loaders of kernels import this package under names of their own
 _STRING = re.compile(r'''("""|\'{3})(?:.|\n)*?\1''')
 _TYPE_CHECKING = re.compile(r"^([ \t]*)if (?:typing\.)?TYPE_CHECKING:\n(?:\1[ \t]+.*\n|[ \t]*\n)+", re.MULTILINE)
 _IMPORT = re.compile(r"^[ \t]*(?:from [\w.]+ import (?:\([^)]*\)|[^\n;]+)|import [\w., ]+)", re.MULTILINE)
@@ -83,7 +84,7 @@ def forget() -> None:
 def _parents(name: str, roots: tuple[Path, ...]) -> tuple[Path, ...]:
     """The files that importing a module runs, outermost package first; none where no package has such a module."""
     first, *rest = name.split(".")
-    root = next((root for root in roots if root.stem == first), None)
+    root = next((root for root in roots if first in (root.stem, _IMPORTED_AS.get(root))), None)
     if root is None:
         return ()
     path, files = root, [root / "__init__.py" if root.is_dir() else root]

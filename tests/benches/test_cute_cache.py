@@ -78,3 +78,21 @@ def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
     assert not other.stdout.startswith("0 kernels") and ", 0 of them new" not in other.stdout
     bad = run("hopper")
     assert bad.returncode == 2 and bad.stderr.startswith("error: --arch: got 'hopper'"), bad.stderr
+
+
+@pytest.mark.parametrize(
+    ("own", "caches", "found"),
+    [
+        ("/a/kernels", "/b", "/a/kernels"),
+        (None, "/b", "/b/moe-routing-kernels"),
+        (None, " ", "~/.cache/moe-routing-kernels"),
+        (None, None, "~/.cache/moe-routing-kernels"),
+    ],
+)
+def test_where_objects_are_kept(own, caches, found, monkeypatch) -> None:
+    """In the folder that is named, else in that of caches, as other programs know it."""
+    cache = pytest.importorskip("moe_routing_kernels.cute.cache")
+    monkeypatch.setenv("HOME", "/home/of/somebody")
+    for name, value in ((cache.FOLDER, own), ("XDG_CACHE_HOME", caches)):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
+    assert str(cache.folder()) == found.replace("~", "/home/of/somebody")

@@ -2,6 +2,8 @@
 
 import contextlib
 import json
+import math
+import random
 from collections import Counter
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -164,10 +166,10 @@ def test_ceilings_of_a_cpu(monkeypatch) -> None:
     """Bytes and FLOPs of what runs, over its time; a copy reads and writes."""
     asked = []
 
-    def seconds(call, device, calls=1):
+    def seconds(call, device, calls=1, repeats=7):
         with Ran() as ran:
             call()
-        asked.append((ran.names[-1], device, calls))
+        asked.append((ran.names[-1], device, calls, repeats))
         return 2e-3
 
     monkeypatch.setattr(cpu_ceilings, "timed", seconds)
@@ -184,8 +186,8 @@ def test_ceilings_of_a_cpu(monkeypatch) -> None:
         rel=1e-13,
         abs=0,
     )
-    whole = [(name, "cpu", 1) for name in ("copy_", "sum", "fill_", "matmul")] + [("add_", "cpu", 20)]
-    probe = [("copy_", "cpu", 1), ("mm", "cpu", 1)]
+    whole = [(name, "cpu", 1, 7) for name in ("copy_", "sum", "fill_", "matmul")] + [("add_", "cpu", 20, 7)]
+    probe = [("copy_", "cpu", 1, 1), ("mm", "cpu", 1, 1)] * 25  # in turns
     assert asked == [*probe, *whole, *probe]
     assert cpu_ceilings.CpuCeilings().sustained(1.0) == {}
 
@@ -202,7 +204,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     monkeypatch.setattr(cpu_ceilings, "_copy", lambda _: "copy")
     monkeypatch.setattr(cpu_ceilings, "_product", lambda _: "product")
-    monkeypatch.setattr(cpu_ceilings, "timed", lambda which, _: getattr(now, which))
+    monkeypatch.setattr(cpu_ceilings, "timed", lambda which, _, repeats=1: getattr(now, which))
     monkeypatch.setattr(cpu_ceilings, "_whole", whole)
     monkeypatch.setattr(cpu_ceilings.time, "clock_gettime", lambda _: now.clock)
     monkeypatch.setattr(cpu_ceilings, "limits", lambda: (1e10, 1e11))
@@ -223,6 +225,43 @@ def test_later_cells_scale_the_ceilings_by_their_probe(cpu) -> None:
     scales = {"copy_gb_per_s": 0.95, "read_gb_per_s": 0.95, "write_gb_per_s": 0.95, "peak_tflops": 1.04, "launch_us": 1}
     assert second.measure() == pytest.approx({name: rates[name] * scale for name, scale in scales.items()})
     assert cpu.whole == 1 and second.at == first.at and list(second.limits) == [1e10, 1e11]
+
+
+NOISE = random.Random(1)
+
+
+def noisy(sigma: float, drift: float) -> tuple[bool, float]:
+    """Whether a probe with such noise, before and after a drift of the CPU, makes a cell suspect; and the drift that it finds."""
+    rates = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_ceilings, "_copy", lambda _: 1.0)
+        patch.setattr(cpu_ceilings, "_product", lambda _: 0.1)
+        one = cpu_ceilings.CpuCeilings({"rates": {"copy_gb_per_s": 8.0, "peak_tflops": 0.1}, "probe": (1.0, 10.0)})
+        patch.setattr(one, "_holds", lambda *_: True)
+        for slower in (1.0, 1 + drift):
+            draw = lambda seconds, *_, repeats=1, slower=slower: seconds * slower * math.exp(NOISE.gauss(0, sigma))  # noqa: E731
+            patch.setattr(cpu_ceilings, "timed", draw)
+            rates.append((one.measure(), one.noise))
+    (before, first), (after, second) = rates
+    found = calibration.drift(before, after, ["copy_gb_per_s"], (first, second))
+    return found > 0.02, found
+
+
+@pytest.mark.parametrize("sigma", [0.003, 0.02, 0.1, 0.3])
+def test_the_noise_of_a_probe_is_no_drift_of_the_cpu(sigma) -> None:
+    """Of 400 CPUs without a drift at most one in twelve is called suspect, however noisy; of those that became slower by three widths, most are."""
+    assert sum(noisy(sigma, 0.0)[0] for _ in range(400)) <= 400 / 12
+    drift = 0.03 + 2.5 * sigma
+    assert sum(noisy(sigma, drift)[0] for _ in range(100)) >= 90
+    quiet = noisy(1e-9, 0.05)[1]
+    assert quiet == pytest.approx(1 - 1 / 1.05, rel=1e-6), "without noise the drift is all of the change"
+
+
+def test_the_noise_of_a_median_of_25_times() -> None:
+    """Half of the logarithm of the eighth from above over the eighth from below."""
+    assert cpu_ceilings._off([1.0] * 25) == 0
+    assert cpu_ceilings._off([1.0] * 8 + [2.0] * 10 + [3.0] * 7) == pytest.approx(math.log(2) / 2)
+    assert cpu_ceilings._off([0.1] * 7 + [1.0] * 11 + [9.0] * 7) == 0, "outliers do not count"
 
 
 @pytest.mark.parametrize("change", ["clock", "load", "threads", "CPUs", "age", "suspended", "booted"])
@@ -425,6 +464,11 @@ def test_mean_and_drift() -> None:
     assert calibration.mean(before, after) == {"a": 98.0, "b": 10.5, "c": 5.0}
     assert calibration.drift(before, after, ["a"]) == pytest.approx(0.04)
     assert calibration.drift(before, after, ["a", "b"]) == pytest.approx(0.1)
+    noises = {"a": 0.03, "b": 0.06}, {"b": 0.08}
+    assert calibration.drift(before, after, ["a"], noises) == pytest.approx(0.01)
+    assert calibration.drift(before, after, ["a", "b"], noises) == pytest.approx(0.01), "b may differ by 10 %"
+    assert calibration.drift(before, after, ["b"], noises) == pytest.approx(0.0, abs=1e-12)
+    assert not calibration.GpuCeilings.noise, "all of a change of a GPU counts"
 
 
 @pytest.mark.parametrize(

@@ -279,6 +279,23 @@ def test_a_drift_of_the_ceilings(measured, monkeypatch):
         assert found.get("suspect_reason") == ("ceilings drifted 4.0% during the cell" if drift else None)
 
 
+def test_a_drift_within_the_noise_of_the_ceilings_is_none(measured, monkeypatch):
+    """4 % where both may be off by 3 %; where one may be off by 1 %, the rest is a drift."""
+    for noises, drift in (((0.03, 0.03), 0.0), ((0.01, 0.0), 0.03)):
+        states = iter(zip((1.0, 1.04), noises, strict=True))
+
+        def measure(self, states=states) -> dict[str, float]:
+            factor, noise = next(states)
+            self.noise = {"copy_gb_per_s": noise}
+            return CEILINGS | {"copy_gb_per_s": CEILINGS["copy_gb_per_s"] * factor}
+
+        monkeypatch.setattr(cpu_ceilings.CpuCeilings, "measure", measure)
+        job = Job(CELL, ("torch", "a"), SETTINGS)
+        rows, _ = measured(job, a=lambda _: 100.0)
+        assert rows["a"]["calibration_drift"] == pytest.approx(drift, abs=1e-12)
+        assert completion.derived(job, rows["a"]).get("suspect", False) == bool(drift)
+
+
 def test_twins_share_the_rounds(measured):
     """Each entry has blocks of its own in every round."""
     job = Job(CELL, ("torch", "a"), SETTINGS, ("a",))
@@ -816,7 +833,7 @@ def test_what_was_sampled_is_forgotten_with_that_of_the_twin():
 class Simulated:
     """A GPU whose ceilings are those of `states`, in turn, and where whatever runs is torch's on the CPU."""
 
-    known, at = None, "today"
+    known, at, noise = None, "today", calibration.GpuCeilings.noise
 
     def __init__(self, states: list[dict[str, float]]) -> None:
         self.states, self.asked, self.sustained_for = iter(states), [], []

@@ -297,3 +297,42 @@ def test_what_would_change_with_k_skew_and_experts_is_measured():
             }
             assert step["ratio"] == there / here
             assert step["low"] is None or step["low"] <= step["ratio"] <= step["high"]
+
+
+def test_the_rank_of_a_layer_has_its_share_of_the_width():
+    """Rows hold the width of one rank, a question that of the model: published shards answer, and only they."""
+    answer = ask("deepseek-v3", tokens=8, tp=8)
+    axes = answer["nearest"]["axes"]
+    assert (answer["kind"], answer["nearest"]["gaps"], axes["tp"], axes["intermediate"]) == (
+        "measured",
+        [],
+        8,
+        2048 // 8,
+    )
+    assert answer["command"].endswith("--tokens 8 --tp 8") and "--intermediate" not in answer["command"]
+    by_sizes = ask(hidden=7168, intermediate=2048, experts=256, top_k=8, tokens=8, tp=8)
+    assert by_sizes["nearest"]["axes"]["tp"] == 8 and by_sizes["shard"]["command"] is None
+    whole, one = ask("qwen3-30b-a3b", tokens=64), ask("qwen3-30b-a3b", tokens=64, tp=1, ep=1)
+    assert (whole["nearest"], whole["shard"], one["shard"]) == (one["nearest"], None, None)
+    with pytest.raises(UserError, match="tp: got 3; allowed: a divisor of intermediate=2048"):
+        ask("deepseek-v3", tokens=8, tp=3)
+
+
+@pytest.mark.parametrize(
+    ("axes", "kind", "command"),
+    [
+        ({"tokens": 8, "tp": 8}, "measured", "--gpus 8 --tp 8 --tokens 1"),
+        ({"tokens": 100, "ep": 8, "weights": "int4"}, "refused", "--gpus 8 --ep 8 --tokens 13 --weights int4_g128"),
+        ({"tokens": 64, "ep": 2, "tp": 8}, "refused", None),
+    ],
+)
+def test_what_is_measured_of_a_rank_and_what_is_modelled_are_told_apart(axes, kind, command):
+    answer = ask("deepseek-v3", **axes)
+    text = "\n".join(lines(answer))
+    assert answer["kind"] == kind and ("Measured: one of 8 ranks (tp 8) on one GPU" in text) == (kind == "measured")
+    if command is None:
+        assert answer["shard"]["command"] is answer["shard"]["modelled"] is None and "Modelled" not in text
+    else:
+        assert answer["shard"]["command"] == f"moe-routing-bench scale deepseek-v3 {command}"
+        assert text.index("Modelled, not measured: ") < text.index(answer["shard"]["command"])
+    assert not any(word in "\n".join(lines(ask("deepseek-v3", tokens=64))) for word in ("Modelled", "one of"))

@@ -156,7 +156,7 @@ def test_the_kernels_have_the_version_of_the_benchmark_and_fewer_needs() -> None
     assert KERNELS["version"] == PROJECT["version"]
     assert f"{KERNELS['name']}=={KERNELS['version']}" in EXTRAS["bench"]
     needed = [Requirement(line) for line in KERNELS["dependencies"]]
-    assert {one.name for one in needed} == {"filelock", "numpy", "platformdirs", "torch"}
+    assert {one.name for one in needed} == {"filelock", "numpy", "torch"}
     assert not [one for one in needed if any(bound.operator in ("<", "==", "~=") for bound in one.specifier)]
 
 

@@ -291,13 +291,25 @@ def test_nothing_is_said_of_doubtful_rows() -> None:
     found = texts(frame(*(row | {"suspect": True} for row in rows)))
     assert (
         found[0]
-        == "pack: nothing is said of 2 rows: the quickest of each cell is suspect, or did not converge and has no verdict."
+        == "pack: nothing is said of 2 rows: the quickest of each cell is suspect for more than a drift of the ceilings, or did not converge and has no verdict."
     )
     assert "cute has the largest" in texts(frame(*rows))[0]
     rest = texts(frame(rows[0], rows[1] | {"converged": False, "best_verdict": "undecided"}))
     assert rest[0].startswith("pack: nothing is said of 2 rows"), "the baseline alone is no comparison"
     told = texts(frame(rows[0], rows[1] | {"converged": False, "best_verdict": "faster"}))
     assert "cute has the largest" in told[0]
+    drifted = {"suspect": True, "suspect_reason": "ceilings drifted 5.0% during the cell"}
+    assert "cute has the largest" in texts(frame(*(row | drifted for row in rows)))[0], "both times took turns"
+    shared = drifted | {"suspect_reason": f"{drifted['suspect_reason']}; other processes on the GPU: 1"}
+    assert texts(frame(*(row | shared for row in rows)))[0] == found[0]
+
+
+def test_a_share_of_a_ceiling_that_drifted_is_not_said() -> None:
+    """A ratio within the cell is; the share of a copy is not."""
+    rows = [one("pack", "torch", speedup=1.0, median_us=2.0, share_of_copy=0.5, flops=0, tokens=1)]
+    drifted = {"suspect": True, "suspect_reason": "ceilings drifted 5.0% during the cell"}
+    assert any("share of the measured copy" in text for text in texts(frame(*rows)))
+    assert not any("share of the measured copy" in text for text in texts(frame(rows[0] | drifted)))
 
 
 def test_cells_that_are_left_out_are_counted() -> None:
@@ -314,9 +326,7 @@ def test_cells_that_are_left_out_are_counted() -> None:
         )
         for row in rows
     ]
-    text = (
-        "pack: 2 of 3 cells are left out here: the quickest of each is suspect, or did not converge and has no verdict."
-    )
+    text = "pack: 2 of 3 cells are left out here: the quickest of each is suspect for more than a drift of the ceilings, or did not converge and has no verdict."
     assert texts(frame(*doubtful))[1] == text
     assert "1 of 3 cells is left out" in texts(frame(*doubtful[:1], *rows[1:3], *doubtful[3:4], *rows[4:]))[1]
     assert not [one for one in texts(frame(*rows)) if "left out" in one]

@@ -130,6 +130,45 @@ def test_the_fastest():
     assert said(headlines.fastest, *doubtful[:8], *rows[8:]).startswith("gate: cute")
 
 
+DRIFTED = {"suspect": True, "suspect_reason": "ceilings drifted 5.0% during the cell"}
+
+
+def test_a_drift_of_the_ceilings_is_in_no_ratio_of_a_cell():
+    """Rows that are suspect for a drift alone decide who is faster, and count; they are not sound for shares. Those with another reason are out."""
+    rows = [row | DRIFTED for row in (*pair("a", 1.2), *pair("b", 1.4), *pair("c", 1.9))]
+    text = said(headlines.fastest, *pair("a", 1.2), *pair("b", 1.4), *pair("c", 1.9))
+    assert headlines.headlines(frame(*rows))[0].text == text and " in 3 of 3 cells; " in text
+    both = [
+        row | DRIFTED | {"suspect_reason": f"{DRIFTED['suspect_reason']}; other processes on the GPU: 2"}
+        for row in rows
+    ]
+    assert not headlines.headlines(frame(*both)) and sound(*rows).empty
+    mixed = headlines.headlines(frame(*both[:2], *rows[2:]))[0].text
+    assert " in 2 of 2 cells (1 more is suspect); " in mixed
+    limits = [row | {"share_of_roofline": 0.5} for row in rows]
+    assert not any("roofline" in one.text for one in headlines.headlines(frame(*limits))), "a share of what drifted"
+
+
+def test_more_benches_speak_where_there_is_little_else_to_say(monkeypatch):
+    """The fastest of up to three benches, the widest first; with three other sentences only that of the widest."""
+    rows = [*pair("a", 1.2), *(one for bench in ("gate", "pack", "combine") for one in pair(bench, 1.5, bench=bench))]
+    found = [one.text.partition(":")[0] for one in headlines.headlines(frame(*rows))]
+    assert found == ["routing", "combine", "pack"]
+    why = headlines.Sentence(f"Quality (mini): {headlines.NOT_JUDGED} of one seed.", "quality")
+    monkeypatch.setattr(headlines, "quality", lambda _: why)
+    monkeypatch.setattr(headlines, "left_over", lambda _: None)
+    monkeypatch.setattr(headlines.compare, "finals", lambda trained: trained)
+    found = [one.text.partition(":")[0] for one in headlines.headlines(frame(*rows), frame(rows[0]))]
+    assert found == ["routing", "combine", "pack", "Quality (mini)"], "that something is not judged says nothing"
+    costly = [
+        ran("s", "cute", 20.0, tokens=512, skew=1.0, bench="pack"),
+        ran("p", "cute", 10.0, tokens=512, bench="pack"),
+    ]
+    near = [row | {"share_of_roofline": 0.5} for row in pair("a", 1.2)]
+    texts = [one.text for one in headlines.headlines(frame(*near, *pair("gate", 1.5, bench="gate"), *costly))]
+    assert [text.partition(":")[0] for text in texts] == ["routing", "routing", "pack"] and "skew" in texts[2]
+
+
 def test_the_fastest_is_counted_over_all_cells_that_can_decide():
     """Also those whose times did not converge and that no verdict tells apart: without them, only cells that somebody wins would count. Suspect ones are said to be left out."""
     rows = [

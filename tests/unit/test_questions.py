@@ -177,11 +177,11 @@ SCRIPTS = ("shared.js", "answer.js", "published.js")
 AS_ASK = """
 const told = pair => pair && [pair.name, pair.other, pair.ratio, pair.low, pair.high, pair.verdict, pairText(pair)], points = (list, name) => list.map(one => [one[name], one.packed ?? null, one.fastest, one.told_apart, one.median_us, one.run]);
 const place = one => one && [one.cell.run, one.cell.cell, one.octaves === Infinity ? null : one.octaves, one.gaps.map(gap => gapSaid(gap, rules))];
-const said = answer => answer.kind === "refused" ? {kind: answer.kind, missing: answer.missing, nearest: place(answer.nearest)} : {
+const said = answer => answer.kind === "refused" ? {kind: answer.kind, missing: answer.missing, nearest: place(answer.nearest), shard: answer.shard} : {
   kind: answer.kind, nearest: place(answer.nearest), sentence: answer.sentence, told_apart: answer.told_apart, fastest: answer.fastest.implementation, ours: answer.ours && answer.ours.implementation, other: answer.other && answer.other.implementation,
   against: told(answer.against), compared: answer.compared.map(told), lacking: answer.lacking, ignored: answer.ignored, instead_of: answer.instead_of, format: answer.format,
   over_tokens: points(answer.over_tokens, "tokens"), over_formats: points(answer.over_formats, "weights"), ...Object.fromEntries(["skew", "top_k", "experts"].map(name => [`over_${name}`, answer[`over_${name}`].map(one => [one[name], one.ratio, one.low, one.high, one.run])])),
-  elsewhere: answer.cell.elsewhere.map(one => [one.platform, one.fastest, one.median_us]), command: answer.cell.command};
+  elsewhere: answer.cell.elsewhere.map(one => [one.platform, one.fastest, one.median_us]), command: answer.cell.command, shard: answer.shard};
 """
 
 
@@ -194,7 +194,7 @@ def expected(answer):
         [gap["text"] for gap in answer["nearest"]["gaps"]],
     ]
     if answer["kind"] == "refused":
-        return {"kind": "refused", "missing": answer["missing"], "nearest": place}
+        return {"kind": "refused", "missing": answer["missing"], "nearest": place, "shard": answer["shard"]}
 
     def told(pair):
         return pair and [pair[name] for name in ("implementation", "other", "ratio", "low", "high", "verdict", "text")]
@@ -205,7 +205,7 @@ def expected(answer):
             for one in found
         ]
 
-    same = ("kind", "sentence", "told_apart", "lacking", "ignored", "instead_of", "format", "command")
+    same = ("kind", "sentence", "told_apart", "lacking", "ignored", "instead_of", "format", "command", "shard")
     return {name: answer[name] for name in same} | {
         "nearest": place,
         **{name: answer[name] and answer[name]["implementation"] for name in ("fastest", "ours", "other")},
@@ -234,6 +234,13 @@ MORE = (
     ["deepseek-v2-lite", "--tokens", 128, "--weights", "int8", "--dtype", "fp16"],
     ["qwen3-30b-a3b", "--bench", "routing", "--tokens", 300, "--skew", 0.5],
     ["--bench", "gate", "--tokens", 4096, "--experts", 64, "--top-k", 8],  # other k and E
+    ["deepseek-v3", "--tokens", 8, "--tp", 8],
+    ["deepseek-v3", "--tokens", 9, "--tp", 2, "--weights", "fp8", "--phase", "decode"],
+    ["qwen3-30b-a3b", "--tokens", 4096, "--tp", 2],
+    ["qwen3-30b-a3b", "--tp", 1, "--tokens", 64],
+    ["deepseek-v3", "--tokens", 100, "--ep", 8],
+    ["deepseek-v3", "--tokens", 64, "--tp", 8, "--ep", 2],
+    ["--hidden", 7168, "--intermediate", 2048, "--experts", 256, "--top-k", 8, "--tp", 8, "--tokens", 8],
 )
 
 

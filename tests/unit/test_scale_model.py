@@ -87,7 +87,7 @@ def test_both_ways_take_as_long_as_the_busiest_rank():
 
 def test_tensor_parallel_ranks_share_the_weights_and_send_to_others_alone(rows):
     """By hand: a rank of two gets the tokens of the other, and holds half of each expert."""
-    both = pd.concat([rows, rows[rows["width"] == 768].assign(width=1536)], ignore_index=True)
+    both = pd.concat([rows, rows[rows["intermediate"] == 768].assign(intermediate=1536)], ignore_index=True)
     sizes = replace(SIZES, intermediate=1536)
     model = layer.Model(question(sizes=sizes, gpus=8, tokens=32), both)
     found, links, moved = model.estimate(1, 2), model.links, 2 * 2048 * 32
@@ -152,12 +152,12 @@ def test_a_stored_layer_is_given_as_it_is_and_others_say_what_they_are(rows):
         & (rows["experts"] == 128)
         & (rows["tokens"] == 64)
         & (rows["weights"] == "bf16")
-        & (rows["width"] == 768)
+        & (rows["intermediate"] == 768)
     ]
     answer = known.rank(64, 1)
     assert answer.measured
     assert answer.us == stored["median_us"].min()
-    alike = ["hidden", "experts", "weights", "width"]
+    alike = ["hidden", "experts", "weights", "intermediate"]
     above = rows[(rows["tokens"] > 64) & (rows[alike] == stored.iloc[0][alike]).all(axis=1)]
     for tokens, ep, says in (
         (100, 1, f"between T=64 and T={above['tokens'].min()}"),
@@ -175,7 +175,7 @@ def test_a_row_of_the_first_rank_takes_precedence(rows):
         (rows["hidden"] == 2048)
         & (rows["experts"] == 128)
         & (rows["tokens"] == 64)
-        & (rows["width"] == 768)
+        & (rows["intermediate"] == 768)
         & (rows["weights"] == "bf16")
     ].iloc[:1]
     more = pd.concat([rows, row.assign(ranks=8, median_us=77.0)], ignore_index=True)

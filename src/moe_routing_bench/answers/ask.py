@@ -54,7 +54,7 @@ def ask(
             chosen = (having or near)[0]
             said = _measured(question, chosen, [one.cell for one in found], published, platform)
             passed = [_missing(other, all_found[0] if all_found else None, question) for other, all_found in best]
-            return {"kind": MEASURED, "question": about, **said, "instead_of": passed}
+            return {"kind": MEASURED, "question": about, **said, "instead_of": passed, "shard": question.shard()}
         best.append((name, found))
     return _nothing_near(about, question, best, published[platform])
 
@@ -81,6 +81,7 @@ def _refused(about: Answer, question: Question, missing: list[str], needs: str, 
         "needs": needs,
         "command": run,
         "nearest": None,
+        "shard": question.shard(),
         **more,
     }
 

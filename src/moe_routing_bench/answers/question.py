@@ -1,5 +1,6 @@
 """A question in the words of a user as the values of axes that a cell must be near to."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from moe_routing_bench.answers.nearest import FAMILIES, formats_of, of_ranks
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.config import axes, presets
+from moe_routing_bench.config import axes, expand, presets
 from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.project_files import own_or_shipped
@@ -35,8 +36,32 @@ class Question:
     ignored: list[str] = field(default_factory=list)
 
     def of(self, bench: str) -> Mapping[str, Any]:
-        """The values that a cell of a bench is compared with."""
-        return dict(self.values) | ({"model": self.model} if bench == _WHOLE and self.model else {})
+        """The values that a cell of a bench is compared with: of one tensor-parallel rank, as rows have them. Raises `UserError`."""
+        found = dict(self.values) | ({"model": self.model} if bench == _WHOLE and self.model else {})
+        return found | (expand.shard(found) if {"tp", "ep"} & set(self.given) else {})
+
+    def shard(self) -> dict[str, str | None] | None:
+        """Of a question about `tp` or `ep`: what of it rows measure, and what a model alone says, with the command that runs the model."""
+        ranks = {name: self.given[name] for name in ("tp", "ep") if self.given.get(name, 1) > 1}
+        if not ranks:
+            return None
+        (name, number), *more = ranks.items()
+        words = (
+            [f"one of {number} ranks ({name} {number})"]
+            if not more
+            else [f"one of {' x '.join(map(str, ranks.values()))} ranks"]
+        )
+        command = None
+        if self.model and not more:
+            parts = ["moe-routing-bench", "scale", self.model, "--gpus", str(number), f"--{name}", str(number)]
+            parts += ["--tokens", str(-(-self.given["tokens"] // number))] if "tokens" in self.given else []
+            parts += ["--weights", formats_of(self.given["weights"])[0]] if "weights" in self.given else []
+            command = shlex.join(parts)
+        return {
+            "measured": f"{words[0]} on one GPU, without what ranks send to each other",
+            "modelled": "the whole layer with what ranks send to each other" if command else None,
+            "command": command,
+        }
 
     def unread(self, bench: str) -> list[str]:
         """The formats and ranks that the user gave and a bench does not read."""

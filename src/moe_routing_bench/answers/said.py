@@ -30,6 +30,14 @@ def _refused(answer: Answer) -> Iterator[str]:
     else:
         yield f"Needed: {answer['needs']}, and"
         yield f"  {answer['command']}"
+    if answer["shard"]:
+        yield from _modelled(answer["shard"])
+
+
+def _modelled(shard: Mapping[str, str | None]) -> Iterator[str]:
+    if shard["command"]:
+        yield f"Modelled, not measured: {shard['modelled']}, by"
+        yield f"  {shard['command']}"
 
 
 def _measured(answer: Answer) -> Iterator[str]:
@@ -39,6 +47,8 @@ def _measured(answer: Answer) -> Iterator[str]:
     nearest = "Nearest measured cell: " if place["gaps"] else ""
     yield f"{nearest}{answer['sentence']}: {_time(fastest)}{_marked(fastest)}."
     yield f"  {distance(answer)}"
+    if answer["shard"]:
+        yield f"  Measured: {answer['shard']['measured']}."
     if own := answer["ours"]:
         yield f"  {_own(answer, own)}"
     for one in answer["compared"]:
@@ -66,6 +76,8 @@ def _measured(answer: Answer) -> Iterator[str]:
         yield f"  On {one['platform']}: {one['fastest']} {us(one['median_us'])}."
     yield f"  {_origin(answer['provenance'])}"
     yield f"  Again: {answer['command']}"
+    if answer["shard"]:
+        yield from (f"  {text}" for text in _modelled(answer["shard"]))
 
 
 def _time(row: Mapping[str, Any]) -> str:

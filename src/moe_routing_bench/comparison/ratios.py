@@ -21,6 +21,7 @@ from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.intervals import paired_ratio, turns_of, unpaired_ratio
 from moe_routing_kernels.formats.weights import WEIGHTS
 
+_DRIFT = "ceilings drifted"  # how a worker's reason begins
 _Row = Mapping[Hashable, Any] | Mapping[str, Any]  # as pandas and pyarrow give them
 
 
@@ -74,6 +75,11 @@ def multiple(row: _Row, column: str) -> Estimate:
     """A column that is proportional to the time, such as that over another time, with the interval of the time."""
     value = float(row[column])
     return Estimate(value, value * row["ci_low_us"] / row["median_us"], value * row["ci_high_us"] / row["median_us"])
+
+
+def drifted_alone(row: _Row) -> bool:
+    """Whether a row is suspect, and for nothing but a drift of the ceilings: its time may be off by as much, a ratio within its cell not."""
+    return row["suspect"] is True and all(one.startswith(_DRIFT) for one in str(row["suspect_reason"]).split("; "))
 
 
 def widened(one: Estimate, shares: Sequence[float]) -> Estimate:

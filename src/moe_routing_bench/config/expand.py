@@ -151,13 +151,13 @@ def _products(bench: Bench, values: Mapping[str, list[Any]]) -> Iterator[Cell]:
             found["skew"] = None
         elif "trace" in found:
             found["trace"] = None
-        found |= _shard(found)
+        found |= shard(found)
         axes.check(bench.name, found)
         found = {name: value for name, value in found.items() if value is not None or not AXES[name].sparse}
         yield Cell(bench.name, axes.key(found), tuple(found.items()), axes.family(bench.name, found))
 
 
-def _shard(values: Mapping[str, Any]) -> dict[str, Any]:
+def shard(values: Mapping[str, Any]) -> dict[str, Any]:
     """The inner widths of one of the cell's tensor-parallel ranks. One rank is none; ranks that are no divisor raise `UserError`."""
     ranks = values.get("tp") or 1
     widths = {name: values[name] for name in _WIDTHS if values.get(name)}

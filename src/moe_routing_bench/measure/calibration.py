@@ -5,7 +5,8 @@ on where the two buffers lay. A drift between the two of a ceiling that binds ma
 figures.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
 from time import perf_counter  # by its own name, as in `timers`
@@ -51,6 +52,7 @@ class GpuCeilings:
 
     known: dict[str, Any] | None = None  # for later cells nothing: each has its own
     limits: Sequence[float] | None = None
+    noise: Mapping[str, float] = {}  # not known: a drift is all of a change
     at = ""  # when they were measured
 
     def __init__(self, mix: tuple[int, int] | None = None, read_bytes: int = 0, write_bytes: int = 0) -> None:
@@ -185,6 +187,13 @@ def binding(ceilings: dict[str, float], nbytes: int, flops: float) -> list[str]:
     return shorter + [name for name in also if name in ceilings]
 
 
-def drift(before: dict[str, float], after: dict[str, float], names: Sequence[str]) -> float:
-    """Largest relative change of a ceiling between the two calibrations."""
-    return max(abs(after[n] / before[n] - 1) for n in names)
+def drift(
+    before: dict[str, float], after: dict[str, float], names: Sequence[str], noises: Sequence[Mapping[str, float]] = ()
+) -> float:
+    """Largest relative change of a ceiling between the two calibrations, less what their `noises` explain where those are known."""
+
+    def beyond(name: str) -> float:
+        noise = math.hypot(*(known.get(name, 0.0) for known in noises))
+        return max(0.0, abs(after[name] / before[name] - 1) - noise)
+
+    return max(map(beyond, names))

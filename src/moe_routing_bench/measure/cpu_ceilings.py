@@ -2,16 +2,20 @@
 
 Ceilings are measured whole once for the cells of a warm server, and scaled by a short probe before and after each cell.
 Whole, they take longer than a tiny cell. What is known of an earlier cell counts only with the same threads on the same CPUs, for ten
-minutes, and while the probe takes about as long as it did then: a clock or a load that has changed is measured again.
+minutes, and while the probe takes about as long as it did then: a clock or a load that has changed is measured again. The probe
+alternates copies with products, so that both see the same tenth of a second, and knows its own noise: on a machine that others use, two
+probes of the same state differ by more than what is a drift on a GPU.
 
 Limits are what the caches and the arithmetic allow, as measured in the same process. The cache is warm, so the bandwidth is that of the
 fastest of several sizes, and far more than that of memory: this finds a time without work, not a time that is a little too short.
 """
 
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from statistics import median
 from time import perf_counter  # by its own name, as in `timers`
 from typing import Any
 
@@ -32,11 +36,18 @@ _SIZES = (
 _BYTES_SLACK = 4.0  # the first cache is up to so much faster than a copy by torch, whose call takes time too
 _FLOPS_SLACK = 2.0
 _SIDE = 512  # of the matrices
+_PROBES = 25  # copies, and products, of a probe
+_SURE = 8  # between so many from either end the median of 25 lies in 95.7 % of cases, whatever their distribution
 _REPEATS = 5
 
 
 class CpuCeilings:
-    """Ceilings of a CPU: no stream and no graph. `known` is JSON: what an earlier cell has measured, or this one."""
+    """Ceilings of a CPU: no stream and no graph. `known` is JSON: what an earlier cell has measured, or this one.
+
+    `noise` is of the last measurement: the share by which the probe's median may be off, by the names of the ceilings.
+    """
+
+    noise: Mapping[str, float] = {}
 
     def __init__(self, known: dict[str, Any] | None = None) -> None:
         """Make the buffers of the probe."""
@@ -55,7 +66,7 @@ class CpuCeilings:
 
     def measure(self) -> dict[str, float]:
         """Row fields copy_, read_, write_gb_per_s, peak_tflops, launch_us, as the probe says that they are now."""
-        probe = self._probed()
+        probe, noise = self._probed()
         if not self.known or not self._holds(self.known, probe):
             self.known = _surroundings() | {
                 "rates": _whole(),
@@ -63,18 +74,22 @@ class CpuCeilings:
                 "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "clock": time.clock_gettime(time.CLOCK_BOOTTIME),
             }
-            self.known["probe"] = probe = self._probed()
+            probe, noise = self._probed()
+            self.known["probe"] = probe
         copy, product = (now / then for now, then in zip(probe, self.known["probe"], strict=True))
         scales = {"peak_tflops": product, "launch_us": 1.0}
+        self.noise = {name: noise[name == "peak_tflops"] for name in self.known["rates"]}
         return {name: rate * scales.get(name, copy) for name, rate in self.known["rates"].items()}
 
     def sustained(self, *_: Any) -> dict[str, float]:
         """Nothing: no power limit is known of a CPU."""
         return {}
 
-    def _probed(self) -> tuple[float, float]:
-        """Copies and products per second."""
-        return 1 / timed(self._copy, "cpu"), 1 / timed(self._product, "cpu")
+    def _probed(self) -> tuple[tuple[float, float], tuple[float, float]]:
+        """Copies and products per second; and by what share each may be off."""
+        pairs = [[timed(call, "cpu", repeats=1) for call in (self._copy, self._product)] for _ in range(_PROBES)]
+        copies, products = (sorted(times) for times in zip(*pairs, strict=True))
+        return (1 / median(copies), 1 / median(products)), (_off(copies), _off(products))
 
     @staticmethod
     def _holds(known: dict[str, Any], probe: tuple[float, float]) -> bool:
@@ -82,6 +97,11 @@ class CpuCeilings:
         changes = [abs(now / then - 1) for now, then in zip(probe, known["probe"], strict=True)]
         same = all(known[name] == value for name, value in _surroundings().items())
         return same and 0 <= age <= MOST_SECONDS and max(changes) <= MOST_CHANGE
+
+
+def _off(times: Sequence[float]) -> float:
+    """Half the width of the 95 % interval of the median of sorted times, as a share of it."""
+    return math.log(times[-_SURE] / times[_SURE - 1]) / 2
 
 
 def _surroundings() -> dict[str, Any]:

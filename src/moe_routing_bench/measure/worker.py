@@ -88,7 +88,7 @@ def _measured(
     send(("at", None, "calibration"))
     gpu_ceilings = functools.partial(calibration.GpuCeilings, mix, cost.read_bytes, cost.write_bytes)
     ceilings = CpuCeilings(kept) if device == "cpu" else gpu_ceilings()
-    before = ceilings.measure()
+    before, noise = ceilings.measure(), ceilings.noise
     if ceilings.known:  # before an implementation could have a part in it
         send(("ceilings", ceilings.known))
     quiet = GpuQuiet() if gpu and isolated else Quiet()
@@ -112,7 +112,7 @@ def _measured(
         sample(job, alive, sets, gpu, guarded, limited)
         send(("at", None, "calibration"))
         after = ceilings.measure() | sustained()
-        drift = calibration.drift(before, after, watched)
+        drift = calibration.drift(before, after, watched, (noise, ceilings.noise))
         if device == "cpu" or drift <= REMEASURE_DRIFT or attempt == 2:  # a shared CPU drifts all the time
             break
         before = after

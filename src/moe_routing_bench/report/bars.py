@@ -13,8 +13,6 @@ from moe_routing_bench.comparison import ratios
 from moe_routing_bench.comparison.ratios import Estimate
 from moe_routing_bench.config.axes import AXES, PRESET
 
-_DRIFT = "ceilings drifted"  # how a worker's reason begins
-
 Row = Mapping[Hashable, Any]
 PLATFORM = "nvidia-h200"
 
@@ -41,13 +39,13 @@ class Figure:
 
         It is not where rows of one cell are compared, as in `verdicts`: they took turns, and no ceiling is in their ratio.
         """
-        drifts = {row["cell_hash"]: row["calibration_drift"] for row in self.rows if _drifted_alone(row)}
+        drifts = {row["cell_hash"]: row["calibration_drift"] for row in self.rows if ratios.drifted_alone(row)}
         return self.timed if self._compared else ratios.widened(self.timed, list(drifts.values()))
 
     @functools.cached_property
     def suspect(self) -> bool:
         """Whether a time is suspect for a reason other than calibration drift, whose size is known."""
-        return any(row["suspect"] is True and not _drifted_alone(row) for row in self.rows)
+        return any(row["suspect"] is True and not ratios.drifted_alone(row) for row in self.rows)
 
     @property
     def _compared(self) -> bool:
@@ -84,11 +82,6 @@ def uneven(ours: Collection[str], rows: Sequence[Row]) -> Figure | None:
         return None
     own = fastest([row for row in rows if row["skew"]], lambda name: name == even["implementation"])
     return None if own is None else Figure(ratios.speed(own, even), (even, own), own["implementation"])
-
-
-def _drifted_alone(row: Row) -> bool:
-    """Whether a row is suspect, and for nothing but a drift of the ceilings."""
-    return row["suspect"] is True and all(one.startswith(_DRIFT) for one in str(row["suspect_reason"]).split("; "))
 
 
 class Cells:

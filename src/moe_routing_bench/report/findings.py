@@ -17,14 +17,15 @@ from moe_routing_bench.report.headlines import sound
 from moe_routing_bench.statistics import gmean
 
 _ABSENT, _DOUBTFUL = ": not measured.", "suspect, or did not converge and has no verdict"
+_IN_DOUBT = "suspect for more than a drift of the ceilings, or did not converge and has no verdict"
 
 
 def findings(table: pd.DataFrame) -> list[Sentence]:
     """All findings, in the order of the report; of the benches that were asked for."""
     ok = table[(table["status"] == "ok") & table["median_us"].notna()]
     asked = row_groups.benches(table)
-    firm = sound(table)
-    found = [one for bench in asked for one in (*_of_bench(ok, firm, bench), made(copy_share, firm, bench))]
+    firm, compared = sound(table), sound(table, ratios=True)
+    found = [one for bench in asked for one in (*_of_bench(ok, compared, bench), made(copy_share, firm, bench))]
     found += [_said(partial(stage_shares, bench=bench), ok, firm) for bench in row_groups.COMPOSITES if bench in asked]
     skew, capacity = (_said(cost, ok, firm) for cost in (cost_of_skew, cost_of_capacity))
     rest = [made(drops, ok), capacity, made(noise, ok), made(cautions, ok), made(not_ok, table)]
@@ -53,7 +54,7 @@ def _of_bench(ok: pd.DataFrame, firm: pd.DataFrame, bench: str) -> list[Sentence
 def only_doubtful(ok: pd.DataFrame, bench: str) -> str:
     """That a bench has no sound row."""
     rows = int((ok["bench"] == bench).sum())
-    return f"{bench}: nothing is said of {count(rows, 'row')}: the quickest of each cell is {_DOUBTFUL}."
+    return f"{bench}: nothing is said of {count(rows, 'row')}: the quickest of each cell is {_IN_DOUBT}."
 
 
 def left_out(ok: pd.DataFrame, own: pd.DataFrame, bench: str) -> str:
@@ -61,7 +62,7 @@ def left_out(ok: pd.DataFrame, own: pd.DataFrame, bench: str) -> str:
     of, kept = _cells(ok[ok["bench"] == bench]), _cells(own)
     if kept >= of:
         return ""
-    return f"{bench}: {of - kept} of {count(of, 'cell')} {'is' if of - kept == 1 else 'are'} left out here: the quickest of each is {_DOUBTFUL}."
+    return f"{bench}: {of - kept} of {count(of, 'cell')} {'is' if of - kept == 1 else 'are'} left out here: the quickest of each is {_IN_DOUBT}."
 
 
 def _cells(rows: pd.DataFrame) -> int:

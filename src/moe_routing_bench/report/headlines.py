@@ -1,6 +1,7 @@
 """What a report says first: at most five sentences, one number with its interval, a small picture and the rows of each. Pure functions; no torch.
 
-A rule stays silent where nothing is told apart. Rules that name the fastest implementation take sound rows alone.
+A rule stays silent where nothing is told apart. Rules that name the fastest implementation take sound rows alone. A drift of the ceilings
+makes absolute times suspect, but no ratio of two times of one cell, which took turns.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import origins, verdicts
+from moe_routing_bench.comparison.ratios import drifted_alone
 from moe_routing_bench.comparison.verdicts import FASTER, LEAST_TWINS, SAME, UNDECIDED
 from moe_routing_bench.figures import row_groups
 from moe_routing_bench.quality import compare
@@ -16,10 +18,10 @@ from moe_routing_bench.quantities import FLOOR_SAID, count, times, told_apart
 from moe_routing_bench.report.costs import formats, skew
 from moe_routing_bench.report.document import Dot, Sentence, made, pictured
 from moe_routing_bench.report.row_data import row_id
-from moe_routing_bench.report.trained_rules import left_over, quality
+from moe_routing_bench.report.trained_rules import NOT_JUDGED, left_over, quality
 from moe_routing_bench.report.words import shape
 
-MOST = 5
+MOST, ENOUGH = 5, 3  # sentences; below the second, more benches have a sentence of their fastest
 
 
 def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[Sentence]:
@@ -27,10 +29,15 @@ def headlines(table: pd.DataFrame, trained: pd.DataFrame | None = None) -> list[
     rows = sound(table)
     finals = None if trained is None else compare.finals(trained)
     told = verdicts.assumed(table)
-    found = [made(fastest, sound(told), told), made(near_the_limit, rows), made(formats, table), made(skew, rows)]
+    firm = sound(told, ratios=True)
+    leads = [made(fastest, firm[firm["bench"] == bench], told) for bench in reversed(row_groups.benches(firm))]
+    first, *more = [one for one in leads if one] or [None]
+    found = [first, made(near_the_limit, rows), made(formats, table), made(skew, rows)]
     if finals is not None and len(finals):
         found += [made(quality, finals), made(left_over, finals)]
-    return [one for one in found if one is not None][:MOST]
+    found = [one for one in found if one is not None]
+    said = sum(NOT_JUDGED not in one.text for one in found)
+    return [*found[:1], *more[: max(0, ENOUGH - said)], *found[1:]][:MOST]
 
 
 def unfound(table: pd.DataFrame) -> str:
@@ -48,21 +55,39 @@ def unfound(table: pd.DataFrame) -> str:
         if not verdicts.assumed(ok)["best_verdict"].notna().any():
             return f"{entered}, so that differences are not judged; the rows have their intervals."
         return f"{entered}, so that differences up to {FLOOR_SAID} are not judged, and no sound row is faster by more."
-    faster = int((sound(table)["best_verdict"] == FASTER).sum())
+    faster = int((sound(table, ratios=True)["best_verdict"] == FASTER).sum())
     if not faster:
-        return f"of {count(judged, 'row')} with a verdict, none that is sound (converged or told apart, and not suspect) is faster than the best other implementation."
+        return f"of {count(judged, 'row')} with a verdict, none that is sound (converged or told apart, and not suspect for more than a drift of the ceilings) is faster than the best other implementation."
     return f"no rule has something to say of these rows, {faster} of which {'is' if faster == 1 else 'are'} faster than the best other implementation."
 
 
-def sound(table: pd.DataFrame) -> pd.DataFrame:
+def doubted(rows: pd.DataFrame) -> pd.Series:
+    """Whether each row is suspect for more than a drift of the ceilings, so that ratios within its cell are in doubt as well."""
+    pairs = rows[["suspect", "suspect_reason"]].to_dict("records")
+    return pd.Series([row["suspect"] is True and not drifted_alone(row) for row in pairs], rows.index, bool)
+
+
+def sound(table: pd.DataFrame, ratios: bool = False) -> pd.DataFrame:
     """The rows with a time that are not suspect, and converged or have a verdict that tells them from the best other.
 
-    Only cells whose fastest row qualifies; otherwise the winner is unknown.
+    Only cells whose fastest row qualifies; otherwise the winner is unknown. For `ratios` within cells, rows that are suspect as the ceilings
+    drifted, and for nothing else, are sound.
     """
-    columns = ["bench", "cell", "gpu_uuid", "host", "median_us", "best_verdict", "suspect", "converged"]
+    columns = [
+        "bench",
+        "cell",
+        "gpu_uuid",
+        "host",
+        "median_us",
+        "best_verdict",
+        "suspect",
+        "suspect_reason",
+        "converged",
+    ]
     ok = table.loc[(table["status"] == "ok") & table["median_us"].notna(), columns]
     told = ok["best_verdict"].notna() & (ok["best_verdict"] != UNDECIDED)
-    firm = (ok["suspect"].fillna(False) != True) & ((ok["converged"] != False) | told)  # noqa: E712
+    doubts = doubted(ok) if ratios else ok["suspect"].fillna(False) == True  # noqa: E712
+    firm = ~doubts & ((ok["converged"] != False) | told)  # noqa: E712
     cells = ok.groupby(["bench", "cell", row_groups.card(ok)], sort=False).ngroup()
     by_time = cells[ok.sort_values("median_us").index]
     quickest = by_time[~by_time.duplicated() & (by_time >= 0)]
@@ -108,7 +133,7 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
         return None
     judged = table[(table["bench"] == bench) & (table["status"] == "ok") & table["best_verdict"].notna()]
     quickest = judged.sort_values("median_us").groupby(["cell", row_groups.card(judged)], sort=False).head(1)
-    suspect = int((quickest["suspect"] == True).sum())  # noqa: E712
+    suspect = int(doubted(quickest).sum())
     known = not one.get("assumed", False)
     noise = "beyond noise" if known else f"by more than {FLOOR_SAID}"
     more = f" ({suspect} more {'is' if suspect == 1 else 'are'} suspect)" if suspect else ""
@@ -117,7 +142,7 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     text = f"{bench}: {name} is faster than the best other implementation, {noise}, in {len(wins)} of {count(len(quickest) - suspect, 'cell')}{more}; {where} it is {ratio} as fast as {one['best_other']}{_own(one, judged)}, at {shape(one)}."
     if not known:
         text += f" Too few implementations were entered twice, so that differences up to {FLOOR_SAID} are not judged."
-    its = judged[(judged["implementation"] == name) & (judged["suspect"] != True)]  # noqa: E712
+    its = judged[(judged["implementation"] == name) & ~doubted(judged)]
     its = its.sort_values("best_speedup", ascending=False)
     edges = its[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
     dots = [

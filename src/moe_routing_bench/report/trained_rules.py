@@ -42,6 +42,7 @@ COLUMNS = (
     ),
 )
 SHARE_MARGIN = 0.01  # of the choices
+NOT_JUDGED = "not judged, because"
 FROM_NONE = {family.DIFFERENT: "from", family.EQUIVALENT: "to", family.UNDECIDED: "against"}
 WAYS = {
     "bits_by_format": "experts in another format, no capacity",
@@ -58,7 +59,7 @@ def quality(finals: pd.DataFrame) -> Sentence | None:
     label = causal.groupby("label", sort=False)["contestant"].nunique().idxmax()
     mine = causal[causal["label"] == label]
     if why := compare.too_weak(mine):
-        return Sentence(f"Quality ({label}): not judged, because {why}.", "quality")
+        return Sentence(f"Quality ({label}): {NOT_JUDGED} {why}.", "quality")
     ranks = compare.summary(mine.assign(config_hash=label))
     found = family.family(family.by_seed(mine, compare.METRIC))
     best = ranks.iloc[0]
@@ -96,7 +97,7 @@ def left_over(finals: pd.DataFrame, factor: float = 1.0) -> Sentence | None:
         return None
     mine = kept[kept["label"] == kept.groupby("label", sort=False)["contestant"].nunique().idxmax()]
     if why := compare.too_weak(mine):
-        return Sentence(f"Capacity ({mine['label'].iloc[0]}): not judged, because {why}.", "quality")
+        return Sentence(f"Capacity ({mine['label'].iloc[0]}): {NOT_JUDGED} {why}.", "quality")
     means = mine.groupby("contestant")["left"].mean().sort_values()
     name = str(means.index[(len(means) - 1) // 2])
     by_seed = mine.pivot_table(index="seed", columns="contestant", values="left")

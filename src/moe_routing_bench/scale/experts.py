@@ -63,7 +63,6 @@ def stored(platform: str) -> pd.DataFrame:
     kept = rows[(rows["status"] == "ok") & (rows["skew"].fillna(0) == 0) & rows[_ABSENT].isna().all(axis=1)]
     return kept.assign(
         weights=kept["weights"].fillna(kept["dtype"]),
-        width=kept["intermediate"] / kept["tp"].fillna(1).astype(float),
         ranks=kept["ep"].fillna(1).astype(int),
     )
 
@@ -76,7 +75,7 @@ class Experts:
         self.sizes, self.model = sizes, model
         same = (
             (rows["hidden"] == sizes.hidden)
-            & (rows["width"] == sizes.intermediate)
+            & (rows["intermediate"] == sizes.intermediate)
             & (rows["experts"] == sizes.experts)
         )
         mine = rows[
@@ -92,7 +91,7 @@ class Experts:
             raise self._missing(1)
         self.memory, self.rate = whole["copy_gb_per_s"].median() * 1e3, whole["peak_tflops"].median() * 1e6
         single = rows[(rows["tokens"] == 1) & (rows["dtype"] == "bf16")].sort_values("median_us", kind="stable")
-        single = single.drop_duplicates(["hidden", "width", "experts", "weights"])
+        single = single.drop_duplicates(["hidden", "intermediate", "experts", "weights"])
         self.fixed = max(0.0, float((single["median_us"] - single["roofline_us"]).median())) if len(single) else 0.0
         self.over = [row["median_us"] / self.roofline(row["tokens"]) for _, row in whole.iterrows()]
 

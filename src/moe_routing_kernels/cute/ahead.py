@@ -1,4 +1,4 @@
-"""Compiles kernels ahead of time, in several processes; as a program, this is one of those processes.
+"""Compiles kernels ahead of time, in several processes, each of which runs `main`.
 
 A kernel takes seconds of one core, most of them in the compiler, which holds Python's lock. Processes are programs, not forks or
 spawned copies: a fork of a process that uses CUDA is broken, and a spawned one would run the user's script again.
@@ -17,6 +17,18 @@ from collections.abc import Iterable
 
 from moe_routing_kernels.cute.cache import Asked
 from moe_routing_kernels.errors import bad, one_line, whole
+
+# The package is found by its file, because a loader of kernels may have imported it under another name, from a folder of another name.
+_PROGRAM = """
+import importlib.util
+import sys
+
+name, file, module = sys.argv[1:]
+spec = importlib.util.spec_from_file_location(name, file)
+sys.modules[name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules[name])
+importlib.import_module(module).main()
+"""
 
 
 def compile_all(asked: Iterable[Asked], workers: int | None = None) -> int:
@@ -62,7 +74,8 @@ def variants(asked: Asked) -> int:
 
 def _feed(waiting: "queue.SimpleQueue[Asked]", failures: list[str], running: "list[subprocess.Popen[bytes]]") -> None:
     """Start a process and hand it kernels, one after the other, until none is waiting or one fails."""
-    command = [sys.executable, "-m", __name__]
+    package = sys.modules[__name__.partition(".")[0]]
+    command = [sys.executable, "-c", _PROGRAM, package.__name__, str(package.__file__), __name__]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with (
         tempfile.TemporaryFile() as errors,
@@ -101,7 +114,3 @@ def main() -> None:
             text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
             sys.exit(f"{asked.module.rpartition('.')[2]}: {type(error).__name__}: {one_line(text, 150)}")
         print("done", file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -27,10 +27,9 @@ import cutlass
 import cutlass.cute as cute
 import torch
 from filelock import FileLock
-from platformdirs import user_cache_path
 
 from moe_routing_kernels import declarations, files
-from moe_routing_kernels.closure import PACKAGE, closure, fingerprint
+from moe_routing_kernels.closure import closure, fingerprint
 from moe_routing_kernels.cute import VECTOR_BYTES
 from moe_routing_kernels.errors import NoForm, bad
 from moe_routing_kernels.target import of_device
@@ -115,7 +114,10 @@ def per_problem(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def folder() -> Path:
     """The folder of the objects."""
-    return Path(os.environ.get(FOLDER) or user_cache_path("moe-routing-kernels"))
+    if named := os.environ.get(FOLDER):
+        return Path(named)
+    caches = os.environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache")
+    return Path(caches) / "moe-routing-kernels"
 
 
 def objects() -> list[Path]:
@@ -160,7 +162,7 @@ def cached(build: Callable[..., Any]) -> Callable[..., Any]:
 def _key(module: str, arguments: tuple[Any, ...]) -> str:
     """The name of an object: the kernel's module, and a hash of everything it depends on."""
     known = [version(name) for name in ("nvidia-cutlass-dsl", "apache-tvm-ffi")] + [platform.machine(), repr(arguments)]
-    ours = module.partition(".")[0] == PACKAGE.name
+    ours = module.partition(".")[0] == __name__.partition(".")[0]
     text = "\n".join([fingerprint(closure([module])) if ours else declarations.code(module, [module]), *known])
     return f"{module.rpartition('.')[2]}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
 

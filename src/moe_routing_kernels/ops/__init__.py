@@ -48,6 +48,7 @@ from torch import Tensor
 
 from moe_routing_kernels.choices import check_phase
 from moe_routing_kernels.errors import bad
+from moe_routing_kernels.implementations import KERNELS
 from moe_routing_kernels.ops import arguments, backends, library, library_experts
 from moe_routing_kernels.ops.preparation import prepare
 from moe_routing_kernels.ops.reference import wide
@@ -69,7 +70,7 @@ __all__ = [
 ]
 
 
-_RULES = library.leave_out("moe_routing_kernels", library, library_experts)
+_RULES = library.leave_out(KERNELS, library, library_experts)
 
 
 class Routed(NamedTuple):

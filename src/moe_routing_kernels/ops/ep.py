@@ -36,6 +36,7 @@ from moe_routing_kernels import ops
 from moe_routing_kernels.choices import check_phase
 from moe_routing_kernels.errors import bad, whole
 from moe_routing_kernels.exchange.mailbox import Mailbox, known_group
+from moe_routing_kernels.implementations import KERNELS
 from moe_routing_kernels.ops import arguments, mailbox_gradients
 from moe_routing_kernels.ops.backends import ready
 from moe_routing_kernels.ops.reference import wide
@@ -248,7 +249,7 @@ def _said(name: str, value: int) -> object:
     return str(arguments.DTYPES[value]) if name == "dtype" else bool(value) if name.startswith("gradient") else value
 
 
-@custom_op("moe_routing_kernels::exchange", mutates_args=())
+@custom_op(f"{KERNELS}::exchange", mutates_args=())
 def exchange(rows: Tensor, to_ranks: Sequence[int], from_ranks: Sequence[int], group: str) -> Tensor:
     """Send rows (n, ...), in the order of ranks, to those of the named group -> those that came (m, ...), in the order of ranks."""
     come = rows.new_empty(sum(from_ranks), *rows.shape[1:])

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from moe_routing_kernels.implementations import KERNELS
 from moe_routing_kernels.ops import reference
 from moe_routing_kernels.ops.arguments import check_transforms, refuse_second
 from moe_routing_kernels.permute import RowLayout
@@ -65,27 +66,27 @@ def contiguous(results: Any, like: Tensor) -> Any:
     return tuple(like.new_empty(0) if result is None else result.contiguous() for result in results)
 
 
-@custom_op("moe_routing_kernels::gate", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::gate", mutates_args=(), device_types="cpu")
 def gate(logits: Tensor, bias: Tensor | None, top_k: int, rule: str, scale: float | None) -> tuple[Tensor, Tensor]:
     return contiguous(reference.gate(logits, bias, top_k, rule, scale), logits)
 
 
-@custom_op("moe_routing_kernels::permute", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::permute", mutates_args=(), device_types="cpu")
 def permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return contiguous(reference.permute(topk_ids, experts, capacity, layout), topk_ids)
 
 
-@custom_op("moe_routing_kernels::pack", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::pack", mutates_args=(), device_types="cpu")
 def pack(x: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
     return contiguous(reference.pack(x, order, inverse), x)
 
 
-@custom_op("moe_routing_kernels::combine", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::combine", mutates_args=(), device_types="cpu")
 def combine(y: Tensor, inverse: Tensor, weights: Tensor, residual: Tensor | None) -> Tensor:
     return contiguous(reference.combine(y, inverse, weights, residual), y)
 
 
-@custom_op("moe_routing_kernels::combine_backward", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::combine_backward", mutates_args=(), device_types="cpu")
 def combine_backward(
     grad: Tensor, y: Tensor | None, inverse: Tensor, weights: Tensor, rows: int | None
 ) -> tuple[Tensor, Tensor]:

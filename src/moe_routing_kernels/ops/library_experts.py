@@ -15,19 +15,20 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.library import custom_op
 
+from moe_routing_kernels.implementations import KERNELS
 from moe_routing_kernels.ops import reference
 from moe_routing_kernels.ops.arguments import check_transforms
 from moe_routing_kernels.ops.library import combine_backward, contiguous, first_only, on_cuda, pack, sum_of_rows
 
 
-@custom_op("moe_routing_kernels::experts", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::experts", mutates_args=(), device_types="cpu")
 def experts(
     rows: Tensor, offsets: Tensor, w13: Tensor, w2: Tensor, activation: str, b13: Tensor | None, b2: Tensor | None
 ) -> Tensor:
     return contiguous(reference.experts(rows, offsets, w13, w2, activation, b13, b2), rows)
 
 
-@custom_op("moe_routing_kernels::experts_training", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::experts_training", mutates_args=(), device_types="cpu")
 def experts_training(
     rows: Tensor,
     offsets: Tensor,
@@ -42,7 +43,7 @@ def experts_training(
     return contiguous(reference.experts_training(rows, offsets, w13, w2, activation, b13, b2, keep), rows)
 
 
-@custom_op("moe_routing_kernels::experts_backward", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::experts_backward", mutates_args=(), device_types="cpu")
 def experts_backward(
     grad: Tensor,
     rows: Tensor | None,
@@ -60,7 +61,7 @@ def experts_backward(
     return contiguous(reference.experts_backward(grad, *given), grad)
 
 
-@custom_op("moe_routing_kernels::layer_training", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::layer_training", mutates_args=(), device_types="cpu")
 def layer_training(
     x: Tensor,
     order: Tensor,
@@ -81,7 +82,7 @@ def layer_training(
     return contiguous((reference.combine(y, inverse, weights, residual), packed, None if keep else y, preact), x)
 
 
-@custom_op("moe_routing_kernels::layer_backward", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::layer_backward", mutates_args=(), device_types="cpu")
 def layer_backward(
     grad: Tensor,
     packed: Tensor | None,
@@ -100,7 +101,7 @@ def layer_backward(
     return contiguous(reference.layer_backward(grad, *given), grad)
 
 
-@custom_op("moe_routing_kernels::feed", mutates_args=(), device_types="cpu")
+@custom_op(f"{KERNELS}::feed", mutates_args=(), device_types="cpu")
 def feed(
     x: Tensor,
     order: Tensor,

@@ -15,6 +15,7 @@ from moe_routing_kernels.choices import chooser
 from moe_routing_kernels.combine import Combine
 from moe_routing_kernels.errors import bad, whole
 from moe_routing_kernels.gate import Gate
+from moe_routing_kernels.implementations import KERNELS
 from moe_routing_kernels.layer import Layer
 from moe_routing_kernels.ops import arguments, backends
 from moe_routing_kernels.pack import Pack
@@ -69,7 +70,7 @@ def prepare(
     here = torch.cuda.is_available()
     if arch is None and not here:
         raise bad("arch", None, "an architecture such as sm_90a", "there is no GPU here to take it from")
-    cache, ahead = (importlib.import_module(f"moe_routing_kernels.cute.{name}") for name in ("cache", "ahead"))
+    cache, ahead = (importlib.import_module(f"{KERNELS}.cute.{name}") for name in ("cache", "ahead"))
     target = _target(Target.here().arch if arch is None else arch)
     name = _name(dtype, "dtype")
     of_logits, of_weights, of_ids = _name(logits, "logits"), _name(weights, "weights"), str(ids).removeprefix("torch.")
@@ -206,7 +207,7 @@ def compile_ep_layer(
     own = RowLayout(-(-layout.tokens // ranks), ranks, ranks)
     compile_gate(replace(problem, layout=replace(layout, tokens=own.tokens)), target)
     if pushes:
-        kernels = importlib.import_module("moe_routing_kernels.exchange.cute_exchange")
+        kernels = importlib.import_module(f"{KERNELS}.exchange.cute_exchange")
         sizes = (ranks, layout.experts // ranks, own.tokens, problem.hidden, layout.top_k, dtype)
         kernels.precompile(*sizes, target, training=training)
     else:

@@ -67,7 +67,7 @@ class TrainableRule:
     @property
     def module(self) -> str:
         """The absolute name of the module that has its router."""
-        return f"moe_routing_kernels.routers.rules.{self.router.partition('.')[0]}"
+        return f"{__name__.rpartition('.')[0]}.rules.{self.router.partition('.')[0]}"
 
 
 # So that models of 8 experts have groups. The published rules, which are those of `ROUTERS`, have 8, of which V2 keeps

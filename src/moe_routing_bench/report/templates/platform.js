@@ -67,13 +67,14 @@ function showNow() {
   performance.mark("answered");
   drawAsked();
 }
-function refusedWords({missing, nearest}) {
-  return [element("strong", "Not measured."), " ", element("span", `${missing.join(". ")}.`, {id: "near"}), nearest ? ` A cell more than ${rules.rule.far} octaves away, or of another format or phase, does not answer.` : "", " The line below, in a terminal, prints the command that measures it."];
+const modelledWords = shard => shard?.command ? [` Modelled, not measured: ${shard.modelled}, by `, element("code", shard.command, {id: "modelled"}), "."] : [];
+function refusedWords({missing, nearest, shard}) {
+  return [element("strong", "Not measured."), " ", element("span", `${missing.join(". ")}.`, {id: "near"}), nearest ? ` A cell more than ${rules.rule.far} octaves away, or of another format or phase, does not answer.` : "", " The line below, in a terminal, prints the command that measures it.", ...modelledWords(shard)];
 }
-function measuredWords({nearest, cell, sentence, fastest, instead_of}) {
+function measuredWords({nearest, cell, sentence, fastest, instead_of, shard}) {
   const how = nearest.gaps.length ? `${away(nearest.octaves)}: ${nearest.gaps.map(gap => gapSaid(gap, rules)).join("; ")}` : "measured as asked";
   return [...instead_of.flatMap(one => [`Not measured: ${one}. `]), element("strong", `${nearest.gaps.length ? "Nearest measured cell: " : ""}${sentence}: ${time(fastest)} µs.`), " ",
-    element("span", `${cell.bench}, ${axesSaid(cell)} (${how}).`, {id: "near"})];
+    element("span", `${cell.bench}, ${axesSaid(cell)} (${how}).`, {id: "near"}), ...(shard ? [` Measured: ${shard.measured}.`] : []), ...modelledWords(shard)];
 }
 function measuredParts(answer) {
   const {cell, fastest, ours, against, compared, lacking: without, format, ignored} = answer, rows = timed(cell);

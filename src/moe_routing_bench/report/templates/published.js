@@ -36,7 +36,24 @@ function readingOf({model, bench, implementations = [], ...axes}, rules) {
   const ignored = Object.keys(given).filter(name => !read.has(name) && !rules.rule.ranks.includes(name));
   return {model, benches, values, given, implementations, ignored, unsupported: rules.unsupported[model] ?? ""};
 }
-const valuesFor = (question, bench) => bench === "model" && question.model ? {...question.values, model: question.model} : question.values;
+const valuesFor = (question, bench) => ({...question.values, ...(bench === "model" && question.model ? {model: question.model} : {}), ...shardOf(question)});
+// The inner widths of one tensor-parallel rank, as rows have them (config/expand.py); nothing without ranks.
+const WIDTHS = ["intermediate", "shared_intermediate"];
+const indivisible = ({values}) => [...(values.tp > 1 ? WIDTHS.filter(name => values[name] % values.tp).map(name => `tp: got ${values.tp}; allowed: a divisor of ${name}=${values[name]}`) : []), ...(values.ep > 1 && values.experts % values.ep ? [`ep: got ${values.ep}; allowed: a divisor of experts=${values.experts}`] : [])];
+function shardOf({values, given}) {
+  if (!("tp" in given) && !("ep" in given)) return {};
+  const widths = WIDTHS.filter(name => values[name]).map(name => [name, values[name] / (values.tp || 1)]);
+  return Object.fromEntries([...widths, ...["tp", "ep"].filter(name => (values[name] || 1) === 1).map(name => [name, null])]);
+}
+// What of a question about ranks rows measure, and what a model alone says (answers/question.py); null without ranks.
+function shardSaid({model, given}, rules) {
+  const ranks = ["tp", "ep"].filter(name => (given[name] ?? 1) > 1);
+  if (!ranks.length) return null;
+  const [name] = ranks, number = given[name];
+  const words = ranks.length === 1 ? `one of ${number} ranks (${name} ${number})` : `one of ${ranks.map(one => given[one]).join(" x ")} ranks`;
+  const command = model && ranks.length === 1 ? ["moe-routing-bench scale", model, "--gpus", number, `--${name}`, number, ...("tokens" in given ? ["--tokens", Math.ceil(given.tokens / number)] : []), ...("weights" in given ? ["--weights", (rules.rule.families[given.weights] ?? [given.weights])[0]] : [])].join(" ") : null;
+  return {measured: `${words} on one GPU, without what ranks send to each other`, modelled: command ? "the whole layer with what ranks send to each other" : null, command};
+}
 
 // The fastest row of this project that counts, that of `auto` before others, and the fastest of another package (answers/pairs.py).
 const isOurs = (row, rules) => (rules.ours[row.bench] ?? []).includes(row.implementation);
@@ -122,7 +139,9 @@ const lossOf = (cell, rules) => rules.losses[`${cell.axes.weights} ${cell.axes.d
 // The answer to a question, of the same cell and with the same words as `ask` (answers/ask.py).
 function answerOf(asked, cells, rules) {
   const question = readingOf(asked, rules), parts = question.implementations.map(one => one.toLowerCase());
-  if (question.unsupported) return {kind: REFUSED, question, missing: [`${question.model}: ${question.unsupported}`], nearest: null};
+  if (question.unsupported) return {kind: REFUSED, question, missing: [`${question.model}: ${question.unsupported}`], nearest: null, shard: shardSaid(question, rules)};
+  const shard = shardSaid(question, rules);
+  if (indivisible(question).length) return {kind: REFUSED, question, missing: indivisible(question), nearest: null, shard: null};
   const lacking = cell => question.implementations.filter((_, i) => !timed(cell).some(row => row.implementation.includes(parts[i])));
   const missing = (bench, found) => {
     if (!found) return `${bench}: no published row with a time`;
@@ -140,10 +159,10 @@ function answerOf(asked, cells, rules) {
         kind: MEASURED, question, nearest: chosen, cell, told_apart: name !== null, sentence, fastest: timed(cell)[0], ours: own, other, against: own && other ? pairOf(own, other) : null,
         compared: named.slice(1).map(row => pairOf(row, named[0])), lacking: lacking(cell), format: lossOf(cell, rules), ignored: question.ignored,
         over_tokens: tokensOver(cell, of, row => !named.length || parts.some(part => row.implementation.includes(part))), ...Object.fromEntries(Object.keys(VARIED).map(name => [`over_${name}`, axisOver(cell, of, name)])), over_formats: formatsOver(cell, of, rules),
-        instead_of: best.map(([one, first]) => missing(one, first)),
+        instead_of: best.map(([one, first]) => missing(one, first)), shard,
       };
     }
     best.push([bench, found[0]]);
   }
-  return {kind: REFUSED, question, missing: best.map(([bench, first]) => missing(bench, first)), nearest: best[0]?.[1] ?? null};
+  return {kind: REFUSED, question, missing: best.map(([bench, first]) => missing(bench, first)), nearest: best[0]?.[1] ?? null, shard};
 }
