@@ -16,7 +16,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[2] / "src/moe_routing_kernels"
 NAME = SOURCE.name
-# Of the packages that the loader allows, those that the backend's kernels need.
+# The packages that the backend's kernels need, all of which the loader allows.
 BACKENDS = {"cpu": (), "cuda": ("nvidia-cutlass-dsl", "tvm-ffi")}
 VERSION = 0  # of the interface, which may still change
 

@@ -41,7 +41,7 @@ class Question:
         return found | (expand.shard(found) if {"tp", "ep"} & set(self.given) else {})
 
     def shard(self) -> dict[str, str | None] | None:
-        """Of a question about `tp` or `ep`: what of it rows measure, and what a model alone says, with the command that runs the model."""
+        """What rows measure of a question about `tp` or `ep`, and what a model alone says, with the command that runs the model."""
         ranks = {name: self.given[name] for name in ("tp", "ep") if self.given.get(name, 1) > 1}
         if not ranks:
             return None
