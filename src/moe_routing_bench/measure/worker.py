@@ -270,7 +270,7 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     send(("at", name, "warming up"))
     candidate.fields |= footprint(before, calls[0])
     send(("within", name, "binding"))
-    calls += [bench.bind(name, job.cell, sets.bound(i)) for i in range(1, len(sets))]
+    calls += [bench.bind(name, job.cell, sets.bound(i)) for i in range(1, sets.usual)]
     send(("within", name, "warming up"))
     warmup_calls = warm_up(candidate, job.settings.warmup_ms, device)
     send(("within", name, "capturing"))
