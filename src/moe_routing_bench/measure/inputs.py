@@ -17,10 +17,10 @@ from moe_routing_bench.benches.checks import nbytes
 from moe_routing_bench.grid.cell import Cell, Job
 from moe_routing_bench.measure import calibration, memory, token_rows
 from moe_routing_bench.measure.sharing import Arena
+from moe_routing_bench.measure.timers import ROTATION_US
 from moe_routing_bench.workload.draw import again
 
-# Of implementations in processes of their own; the larger number on a CPU, where turns are single rotations. Others next to them have the smaller.
-_LEAST_ROTATION_US = 1000.0, 5000.0
+_LEAST_ROTATION_US = 1000.0, ROTATION_US  # of implementations in processes of their own, on a GPU and on a CPU
 _COPIED = 1 << 28  # bytes at a time
 
 
@@ -71,8 +71,6 @@ class Sets:
             most = min(settings.set_limit, int(settings.set_bytes // footprint))
             count = _rotation(nbytes(*parts.values()), bool(shared), self.cost.read_bytes, count, most)
             count = max(count, min(least, most))
-        usual = max(settings.check_seeds, _least_sets(self.cost, device, _LEAST_ROTATION_US[False]))
-        self.usual = min(count, usual) if device == "cpu" else count
         self.base = [first, *(draw(seed) for seed in _seeds(cell, count)[1:])]
         if shared:  # a draw reads the weights of its own experts
             read = [definition.cost(cell, draw.inputs, outputs, draw.expected).read_bytes for draw in self.base]
