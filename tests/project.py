@@ -174,7 +174,7 @@ def reduced(config: Path, tokens: list[int]) -> None:
     parts = yaml.safe_load(config.read_text())
     benches = sorted({bench for entry in parts["grid"] for bench in entry["benches"]})
     sizes = {"tokens": tokens, "hidden": [128], "intermediate": [256], "experts": [8], "top_k": [2]}
-    parts["grid"] = [{"benches": benches, "implementations": ["torch", "torch_bmm", "triton"], **sizes}]
+    parts["grid"] = [{"benches": benches, "implementations": ["torch", "torch_bmm", "torch_loop", "triton"], **sizes}]
     config.write_text(yaml.safe_dump(parts, sort_keys=False))
 
 

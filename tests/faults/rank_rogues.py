@@ -21,6 +21,7 @@ HANGS_SAMPLING = Plugin(bench="dispatch", name="hangs_sampling", options={"rogue
 RAISES = Plugin(bench="dispatch", name="raises", options={"rogue": "raises", "after": 1})
 LEFT_OUT = Plugin(bench="dispatch", name="left_out", options={"rogue": "left_out", "after": 0})
 CLOCK = Plugin(bench="dispatch", name="clock", options={"rogue": "clock", "after": -1})
+SLOW_CLOCK = Plugin(bench="dispatch", name="slow_clock", options={"rogue": "slow_clock", "after": -1})
 
 _CALLS: list[int] = []
 
@@ -28,7 +29,7 @@ _CALLS: list[int] = []
 def bind(problem, *, rogue: str, after: int, **tensors) -> Callable[[], object]:
     """`torch_all_to_all`, but for what one rank does from its call number `after` on, of all sets; -1: when it is bound."""
     call, act = messages.bind_dispatch(problem, **tensors), globals()[f"_{rogue}"]
-    lost = dist.get_rank() == LOST or rogue == "clock"  # where one is honest, the slowest is
+    lost = dist.get_rank() == LOST or "clock" in rogue  # where one is honest, the slowest is
     if lost and after < 0:
         act(tensors)
 
@@ -64,3 +65,11 @@ def _clock(tensors) -> None:
         _CALLS.append(0)
         genuine = rank_process.perf_counter_ns
         rank_process.perf_counter_ns = lambda: genuine() // 10
+
+
+def _slow_clock(tensors) -> None:
+    """Faster by less than a third, by the clock of its process."""
+    if not _CALLS:
+        _CALLS.append(0)
+        genuine = rank_process.perf_counter_ns
+        rank_process.perf_counter_ns = lambda: genuine() * 7 // 10

@@ -112,3 +112,15 @@ def test_second_measurements_of_another_version(here) -> None:
     write_table(path, AGAIN.append_column("new", pa.array(["1"])))
     with pytest.raises(UserError, match="other columns"):
         READERS["again.parquet"](path)
+
+
+@pytest.mark.parametrize("line", ["1", "1,2,3"])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_table_with_a_line_of_another_length_is_refused(line: str, place: int, tmp_path: Path) -> None:
+    """Wherever it stands."""
+    lines = ["1,2"] * 2
+    lines.insert(place, line)
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["a,b", *lines]) + "\n")
+    with pytest.raises(UserError, match="a line of it is cut"):
+        companions.table(path, ("a", "b"))

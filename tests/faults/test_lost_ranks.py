@@ -33,6 +33,7 @@ STATUSES = {  # what each rogue gets, and parts of the reason
     "raises": ("crashed", "rank 1 of 2: warming up: ", "ValueError: no such row"),
     "left_out": ("incorrect", "received@1", "elements differ"),
     "clock": ("incorrect", "times as long as the ranks say", ""),
+    "slow_clock": ("incorrect", "times as long as the ranks say", ""),
 }
 
 

@@ -32,6 +32,11 @@ EARLY_REPLY = Plugin(bench="pack", name="early_reply", options={"rogue": "early_
 RESTS = Plugin(bench="pack", name="rests", options={"rogue": "rests"})
 KILLED = Plugin(bench="pack", name="killed", options={"rogue": "killed"})
 LEFT_OVER = Plugin(bench="pack", name="left_over", options={"rogue": "left_over"})
+CLAIMS = Plugin(bench="pack", name="claims", options={"rogue": "claims"})
+FEWER_SETS = Plugin(bench="pack", name="fewer_sets", options={"rogue": "fewer_sets"})
+SEEN_AGAIN = Plugin(bench="pack", name="seen_again", options={"rogue": "seen_again"})
+LAST_ROTATION = Plugin(bench="pack", name="last_rotation", options={"rogue": "last_rotation"})
+PATCHED = Plugin(bench="pack", name="patched", options={"rogue": "patched"})
 
 _MADE: dict = {}
 
@@ -244,3 +249,72 @@ def _left_over(work, x, packed):
     if torch.equal(answer, packed):
         raise RuntimeError("found the answer of another implementation")
     return work
+
+
+def _claims(work, x, packed):
+    """Says that a run holds four rotations, and makes three."""
+    from moe_routing_bench.measure import runner
+
+    class Three(runner.Rotation):
+        rotations = 4
+
+        def several(self):
+            for _ in range(3):
+                self.once()
+
+    if "claims" not in _MADE:
+        _MADE["claims"], runner.Rotation = True, Three
+    return work
+
+
+def _fewer_sets(work, x, packed):
+    """Says that one set takes part, which stays in the cache."""
+    from moe_routing_bench.measure import runner
+
+    genuine = runner.Rotation.__init__
+    if "fewer" not in _MADE:
+        _MADE["fewer"], runner.Rotation.__init__ = True, lambda self, calls: genuine(self, calls[:1])
+    return work
+
+
+def _seen_again(work, x, packed):
+    """Is `crashed` where a set has the same values in so many calls in a row that a quarter could be left out unseen: those of some sets, by
+    whoever compares all of the input."""
+    known, count = x.clone(), [0]
+
+    def call():
+        count[0] = count[0] + 1 if torch.equal(x, known) else 0
+        known.copy_(x)
+        if count[0] > 10:
+            raise RuntimeError("the same values in ten calls")
+        work()
+
+    return call
+
+
+def _last_rotation(work, x, packed):
+    """Is `crashed` where a turn has rotations between the first and the last: some of these could be left out unseen."""
+
+    def call():
+        frame = sys._getframe()
+        while frame and not {"count", "_"} <= frame.f_locals.keys():
+            frame = frame.f_back
+        if frame and 0 < frame.f_locals["_"] < frame.f_locals["count"] - 1:
+            raise RuntimeError("a rotation that no output shows")
+        work()
+
+    return call
+
+
+def _patched(work, x, packed):
+    """Is `crashed` where few columns of an input have changed: what the output holds would be right but for these."""
+    known = x.clone()
+
+    def call():
+        changed = int((x != known).any(0).sum())
+        known.copy_(x)
+        if 0 < changed <= 2:
+            raise RuntimeError("two columns are new")
+        work()
+
+    return call

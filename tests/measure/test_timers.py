@@ -537,3 +537,16 @@ def test_what_is_far_above_the_limit_is_known_sooner(times, after) -> None:
     """After ten attempts; the rest in the last."""
     known = [count for count in range(1, 31) if pairs_of(*[([1.0] * 3, [times] * 3)] * count).shortened]
     assert (known[0] if known else None) == after
+
+
+@pytest.mark.parametrize(
+    ("call_us", "device", "kept"), [(100, "cpu", 50), (1, "cpu", 90), (5000, "cpu", 3), (100, "cuda", 90)]
+)
+def test_calls_next_to_isolated_ones_rotate_over_as_many_sets(call_us, device, kept, monkeypatch):
+    """As take five milliseconds on a CPU, and no fewer than are checked; a GPU has as many as its cache asks for."""
+    now = [0.0]
+    monkeypatch.setattr(timers, "perf_counter", lambda: now[0])
+    calls = [lambda: now.__setitem__(0, now[0] + call_us / 1e6) for _ in range(90)]
+    first = calls[0]
+    timers.shorten(calls, device, 3)
+    assert len(calls) == pytest.approx(kept, abs=1) and calls[0] is first

@@ -4,10 +4,12 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from example_package import EXAMPLE, bench, install, measured
+from moe_routing_bench.cli import watch
 
 SIZES = ("--tokens", "64", "--hidden", "64", "--max-seconds", "0.1", "--min-blocks", "3")
 OWN = """
@@ -81,3 +83,17 @@ def test_what_does_not_fit_ends_with_one_line(tmp_path):
         done = bench(tmp_path, *command, "--plugin", "own", check=False)
         assert done.returncode == 2 and done.stderr.count("\n") == 1
         assert done.stderr.startswith("error: name of plugin own:OWN: got 'triton'; allowed: a new name")
+
+
+def test_a_watch_ends_with_the_fastest_version_and_not_the_last():
+    """A version that is wrong meanwhile is none."""
+    watching = watch._Watch.__new__(watch._Watch)
+    watching._mine, watching._profile, watching._rounds = ["own"], None, 4
+    watching._last, watching._fastest = {}, {}
+    watching._rivals = SimpleNamespace(said=lambda *known: [])
+    row = {"implementation": "own", "status": "ok", "ci_low_us": None}
+    for us in (5.0, 3.0, None, 4.0):
+        known = row | {"median_us": us} if us else row | {"status": "incorrect", "reason": "no", "median_us": None}
+        watching._show({"own": known}, SimpleNamespace(seconds=1.0, output=lambda: ""))
+    assert watching._last["own"]["median_us"] == 4.0
+    assert watching.closing() == "4 rounds; fastest: own 3 us"

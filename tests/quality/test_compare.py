@@ -216,6 +216,13 @@ def test_a_renamed_table_keeps_its_spec(tmp_path: Path) -> None:
     assert table.drop(["router"]).equals(pq.read_table(path).drop(["router"]))
 
 
+def test_what_a_run_says_is_its_last_evaluation(tmp_path: Path) -> None:
+    row = dict.fromkeys(run_rows.COLUMNS) | {"schema_version": run_rows.SCHEMA_VERSION, "router": "base"}
+    rows = [row | {"step": step, "val_loss": 1 / step} for step in (1, 2, 5)]
+    run_rows.write(tmp_path / "run.parquet", rows, "spec")
+    assert run_rows.last(tmp_path / "run.parquet")["step"] == 5
+
+
 def test_columns_that_were_added_are_null_in_older_files(tmp_path: Path) -> None:
     """Which a file of before lacks; any other column it must have."""
     path = stored(tmp_path, Run(), host="n1", slurm_job_id="7")

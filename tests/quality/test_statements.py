@@ -25,9 +25,11 @@ from moe_routing_bench.quality import (
     texts,
     train,
 )
+from moe_routing_bench.quality.moe_layer import Seen
 from moe_routing_bench.report import trained_rules
 from moe_routing_bench.statistics import holm
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers.zoo import ZOO
 
 STUDIES = Path(__file__).parents[2] / "config/studies"
 GOOD: dict[str, Any] = {
@@ -320,3 +322,58 @@ def test_runs_store_what_experts_know_of_the_token(shared_text: str, tmp_path: P
     headings = [heading for _, heading, *_ in trained_rules.COLUMNS]
     assert line["values"][headings.index("n")] == "1,000"
     assert line["values"][headings.index("expert–token bits")] == f"{found['expert_token_bits']:z.3f}"
+
+
+def test_a_noise_is_that_of_the_largest_contest_of_this_code_and_size() -> None:
+    """Two seeds of two rules come first in the table; five of others count, and those of another code do not."""
+    few, many = runs(label="few", code_fingerprint="c"), runs(label="many", code_fingerprint="c")
+    few = few[few["seed"] < 2]
+    few = few.assign(bits_per_byte=few["bits_per_byte"] + 0.3 * few["seed"] * (few["router"] == "base"))
+    other = runs(label="other", code_fingerprint="d")
+    every = pd.concat([few, other, other.assign(seed=other["seed"] + 5), many], ignore_index=True)
+    rows = compare.finals(every.assign(run=[f"{i}" for i in range(len(every))]))
+    by_seed = many.pivot(index="seed", columns="router", values="bits_per_byte")
+    noise, said = seeds_needed.stored_noise(rows, {"dim": 8}, "c")
+    assert noise == pytest.approx(family.family(by_seed).noise) and "2 stored contestants" in said and "5 seeds" in said
+    assert seeds_needed.stored_noise(rows, {"dim": 9}, "c") == (seeds_needed.NOISE, seeds_needed.ASSUMED)
+
+
+def test_the_least_effect_that_is_found_is_that_of_the_median_pair() -> None:
+    """By hand: a rule without some of the seeds has larger errors with all others, and two pairs without it smaller ones."""
+    table = losses(1.5, 1.51, 1.52, 1.53, seeds=8)
+    table.iloc[3:, 0] = np.nan
+    found, freedom = family.family(table), 8 + 3 * 8 - 5 - 11
+    assert sum(pair.seeds == 3 for pair in found.pairs) == 3
+    reach = stats.studentized_range.ppf(0.95, 4, freedom) / 2**0.5
+    errors = sorted((pair.high - pair.effect) / reach for pair in found.pairs)
+    assert errors[0] < 0.8 * errors[-1]
+    assert found.detectable == pytest.approx((reach + stats.t.ppf(0.8, freedom)) * np.median(errors))
+
+
+def test_one_of_few_runs_may_be_far_too() -> None:
+    """A tenth of nine runs is less than one: it is looked at nevertheless."""
+    few = losses(1.5, 1.5, 1.52, seeds=3, noise=0.004)
+    few.iloc[1, 1] += 0.5
+    assert family.family(few).far == [("r1", 1)]
+
+
+def test_a_rule_of_several_is_refused_where_one_of_them_has_changed_since() -> None:
+    """Rules per layer are named together; the latest change of any of them counts."""
+    late = max((name for name in ZOO if "+" not in name), key=lambda name: ZOO[name].changed)
+    early = min((name for name in ZOO if "+" not in name), key=lambda name: ZOO[name].changed)
+    assert ZOO[early].changed < "2026-01-01" < ZOO[late].changed
+    for router, refused in ((early, False), (late, True), (f"{early}+{late}", True), (f"{late}+{early}", True)):
+        rows = runs(ended_at="2026-01-01T00:00:00+00:00").assign(router=router)
+        assert set(compare.refusals(rows)) == {compare.OLDER_CODE if refused else ""}, router
+
+
+def test_tokens_that_choose_none_are_none_that_lose_all() -> None:
+    """Of four tokens one chooses no expert, one is padding, and one loses its only choice: drops are of two tokens."""
+    ids = torch.tensor([[0, 1], [-1, -1], [2, -1], [0, 3]])
+    kept = torch.tensor([[True, False], [True, True], [False, True], [True, True]])
+    seen = Seen(ids, kept, torch.full((4, 4), 0.25))
+    sums = expert_loads.Loads.empty(1, 4, "cpu")
+    zeros = torch.zeros(4, dtype=torch.long)
+    sums.add(seen, 2, torch.tensor([True, True, True, False]), zeros, zeros, zeros)
+    assert (float(sums.chosen), float(sums.lost), float(sums.dropped)) == (2, 1, 2)
+    assert sums.by_domain.tolist() == [[1, 1, 1, 0]]

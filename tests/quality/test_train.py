@@ -354,6 +354,20 @@ def test_timing_runs_from_the_last_weights(run: Run, tmp_path: Path, monkeypatch
     assert row["train_tokens_per_s"] == pytest.approx(128 / row["step_ms"] * 1e3)
 
 
+def test_stages_of_a_step_are_medians_of_the_profiled_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them is held up, be it the first; blocks have steps without marks."""
+    profiles = iter([90.0, 1.0, 2.0, 3.0, 4.0])
+
+    def timed(training, steps, count, clock=None):
+        return dict.fromkeys(timing.STAGES, next(profiles)) if clock else {"rest": 50.0}
+
+    monkeypatch.setattr(timing, "_timed", timed)
+    monkeypatch.setattr(timing, "PROFILED", 5)
+    idle = types.SimpleNamespace(device="cpu", step=lambda step: None, model=types.SimpleNamespace(ffns=[]))
+    blocks, stages = timing._eager(idle, iter(range(100)))
+    assert stages == dict.fromkeys(timing.STAGES, 3.0) and set(blocks) == {50.0 / timing.BLOCK}
+
+
 def test_speed_leaves_evaluation_out(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The predecessor's defects 1 and 2: the interval of evaluation neither counts nor is counted."""
     import time

@@ -197,6 +197,14 @@ def test_auction_balances_and_is_near_the_best_assignment(tokens, experts, skew)
     assert found - blind > 0.9 * (optimum - blind)
 
 
+def test_an_auction_does_not_depend_on_the_unit_of_the_scores():
+    """A bid exceeds indifference by a share of their spread: with a fixed step small scores would all be alike, and large ones take for ever."""
+    values = torch.randn(64, 8, generator=torch.Generator().manual_seed(5))
+    owner = balanced_assignment(values, rounds=32)
+    for unit in (2.0**-10, 2.0**10):
+        assert torch.equal(balanced_assignment(values * unit, rounds=32), owner)
+
+
 @pytest.mark.parametrize(("tokens", "experts"), [(1, 4), (4, 1)])
 def test_auction_of_one(tokens, experts):
     values = torch.randn(tokens, experts, generator=torch.Generator().manual_seed(0))

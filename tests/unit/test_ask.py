@@ -336,3 +336,31 @@ def test_what_is_measured_of_a_rank_and_what_is_modelled_are_told_apart(axes, ki
         assert answer["shard"]["command"] == f"moe-routing-bench scale deepseek-v3 {command}"
         assert text.index("Modelled, not measured: ") < text.index(answer["shard"]["command"])
     assert not any(word in "\n".join(lines(ask("deepseek-v3", tokens=64))) for word in ("Modelled", "one of"))
+
+
+def made(run="run", us=5.0, card="GPU-1", **axes):
+    """A cell of `experts` with one row."""
+    row = dict.fromkeys(stored.NEEDED) | {"implementation": "cute", "status": "ok", "median_us": us, "suspect": False}
+    row |= {"ci_low_us": 0.9 * us, "ci_high_us": 1.1 * us, "ended_at": "2026-11-21", "gpu_uuid": card}
+    known = {"tokens": 64, "hidden": 1024, "dtype": "bf16", "weights": "bf16", "packed": "bf16", "phase": "decode"}
+    return stored.Cell(run, "experts", str(axes), card, known | axes, [row])
+
+
+def test_what_another_skew_takes_is_of_the_same_card():
+    here, there = made(skew=0.0), [made(skew=1.0, us=7.0), made(skew=2.0, us=9.0, card="GPU-2")]
+    found = list(around.over_axis(here, [here, *there], "skew"))
+    assert [(one["skew"], one["ratio"]) for one in found] == [(1.0, 1.4)]
+
+
+def test_the_fastest_cell_with_a_format_counts_in_whatever_run():
+    here = made(us=5.0)
+    cells = [here, *(made(run, us, weights="int8_g128") for run, us in (("a", 4.0), ("b", 3.0), ("c", 6.0)))]
+    found = [one for one in around.over_formats(here, cells, []) if one["weights"] == "int8_g128"]
+    assert [(one["run"], one["median_us"]) for one in found] == [("b", 3.0)]
+
+
+def test_the_nearest_cell_is_that_of_the_least_distance_in_all_axes():
+    """Two axes off by an octave each are farther than one by an octave and a half."""
+    both, one = made("both", tokens=128, hidden=2048), made("one", tokens=64 * 3)
+    for cells in ([both, one], [one, both]):
+        assert [found.cell.run for found in nearest.ranked(cells, {"tokens": 64, "hidden": 1024})] == ["one", "both"]

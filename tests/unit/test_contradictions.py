@@ -53,6 +53,8 @@ def test_a_row_as_it_is_measured() -> None:
         ({"samples": 61}, "there are 60 samples, not 61"),
         ({"blocks": 21}, "there are medians of 20 blocks, not of 21"),
         ({"block_medians_us": [1.0] * 20}, "a block's median is outside of the samples"),
+        ({"block_medians_us": [100.0] * 19 + [1.0]}, "a block's median is outside of the samples"),
+        ({"block_medians_us": [100.0] * 19 + [999.0]}, "a block's median is outside of the samples"),
         ({"speedup": 2.0}, "speedup 2 is not within 1.4 to 1.6"),
         ({"speedup_p": 1.5}, "speedup_p is 1.5"),
         *(

@@ -404,6 +404,9 @@ def test_what_trained_rules_leave_over():
     high = trained("h", (1.0, 1.01, 1.02), left=(0.4, 0.1))
     assert told(trained_rules.left_over, A, middle, high) == text + "."
     assert "31.0% (" in told(trained_rules.left_over, middle, high), "of two the lower one"
+    wild = trained("w", (1.0, 1.01, 1.02), left=(0.0, 0.1))
+    wild[0] |= {"drop_rate_by_factor": [0.7, 0.1]}  # the largest of all in one seed, the least in the mean
+    assert "31.0% (" in told(trained_rules.left_over, wild, middle, high), "rules are ordered by their means over seeds"
     few = trained("m", (1.0, 1.01, 1.02), left=(-0.0095, 0.1))
     assert (
         "0.1% (" in (said := told(trained_rules.left_over, few))

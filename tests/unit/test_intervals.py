@@ -219,3 +219,12 @@ def test_a_ratio_and_its_inverse_agree():
     a, b = rng.uniform(90, 110, 20), rng.uniform(40, 60, 20)
     there, back = intervals.paired_ratio(a, b), intervals.paired_ratio(b, a)
     assert there[0] == pytest.approx(1 / back[0]) and there[1] == pytest.approx(1 / back[2], rel=0.02)
+
+
+def test_the_interval_of_a_ratio_reaches_up_to_the_square_of_that_of_a_time() -> None:
+    """Ten times the median for a time; for a ratio of two times a hundred times, beyond which it says nothing."""
+    for spread, low, high in ((2.4, 10, 100), (8.0, None, None)):
+        times = np.exp(spread * np.array([-1.0, 0.3, 0.9, -0.2, 0.0]))
+        ratio, *ends, _ = intervals.paired_ratio(times, np.ones(5))
+        reach = None if ends[1] is None else max(ends[1] / ratio, ratio / ends[0])
+        assert reach is None if low is None else low < reach < high, (spread, ratio, ends)

@@ -399,4 +399,7 @@ def test_a_figure_without_an_interval_is_not_sure(estimate: Estimate, verdict: s
     found = reached._verdict(bar, ["a"], {"a": Figure(estimate, ())})
     doubt = {"": "", "within noise": reached.WITHIN_NOISE, "no interval": reached.NO_INTERVAL}
     said, _, why = verdict.partition(", ")
+    stretched = replace(bar, stretch=Level(each=1.3))
+    if said == "reached":
+        assert reached._verdict(stretched, ["a"], {"a": Figure(estimate, ())}) == found, "1.2 is not stretched by noise"
     assert found == {"reached": reached.REACHED, "missed": reached.MISSED}[said] + doubt[why]

@@ -240,3 +240,12 @@ def test_groups_stand_in_the_order_of_their_first_rows():
         ("b", "2026-11-20", "2026-11-25", 2),
         ("a", "2026-11-22", "2026-11-23", 1),
     ]
+
+
+@pytest.mark.parametrize(("dirty", "said"), [(False, "aaaaaaa"), (True, "aaaaaaa with changes")])
+def test_published_says_whether_the_code_had_changes(dirty, said, monkeypatch):
+    group = {"commit": "a" * 40, "dirty": dirty, "version": "1", "first": "2026-11-21", "last": "2026-11-21"}
+    tables = {"measurements": {"measured": [group | {"cards": ["a card"], "rows": 3}]}}
+    monkeypatch.setattr(published.manifests, "read", lambda run: {"tables": tables})
+    monkeypatch.setattr(published, "_changed", lambda run, table: "")
+    assert [line[3] for line in published._lines("run")] == [said]

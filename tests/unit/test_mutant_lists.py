@@ -30,7 +30,7 @@ def test_hand_made_mutants_can_be_planted(name: str) -> None:
     assert len(mutants) > 100
 
 
-@pytest.mark.parametrize("name", ["strangers.yaml", "newcomers.yaml"])
+@pytest.mark.parametrize("name", ["strangers.yaml", "newcomers.yaml", "outsiders.yaml"])
 def test_the_page_counts_the_mutants_of_a_stranger(name: str) -> None:
     """How many there are, and how many were killed at once."""
     mutants = entries(name)

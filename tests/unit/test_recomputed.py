@@ -100,7 +100,11 @@ def test_rows_of_a_run_with_slow_noise_get_wider_intervals_or_a_mark(monkeypatch
     few = anew(*whole[:10])
     assert all(one["converged"] for one in few), "ten rows show nothing"
     monkeypatch.setattr(recomputed.slow_noise, "hides", lambda known, count: False)
-    assert all(one["converged"] for one in anew(*(one | {"ci_low_us": 1.0, "ci_high_us": 99.0} for one in whole)))
+    wide = [one | {"ci_low_us": 1.0, "ci_high_us": 99.0} for one in whole]
+    assert all(one["converged"] for one in anew(*wide))
+    assert not any(one["converged"] for one in anew(*(one | {"converged": False} for one in wide))), (
+        "it stays unconverged"
+    )
 
 
 def test_rows_all_at_once_have_the_intervals_of_each() -> None:

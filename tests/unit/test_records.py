@@ -311,6 +311,25 @@ def test_an_implementation_without_a_row_is_noticed(tmp_path):
         cell_files.collect({path: alone}, "cpu")
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"tokens": 65}, "tokens 65 in place of 64"),
+        ({"status": "ok", "median_us": None}, "status 'ok' with a median_us of None"),
+        ({"ended_at": "2020-01-01T00:00:00+00:00"}, "dates from"),
+        ({"ci_low_us": 3.0, "ci_high_us": 4.0}, "numbers that contradict each other"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_row_that_cannot_be_of_its_job_is_named_wherever_it_stands(tmp_path, values, said, place):
+    path, both = tmp_path / "cell.parquet", job(implementations=("torch", "cute"))
+    found = [row_of(both), row_of(both, implementation="cute")]
+    found[place] |= values
+    rows.write(path, found, both.spec)
+    with pytest.raises(UserError, match=said):
+        cell_files.collect({path: both}, "cpu")
+
+
 def test_collect_joins_files_with_other_columns_in_order(tmp_path):
     """Cells without a value for a column, with all columns of an older version, and of columns that were added since."""
     files, values = {}, [{"timer": "wall"}, {}, {"stage_us": None}, {"isolated": True}, {"timer": "events"}, {}]

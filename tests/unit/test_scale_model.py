@@ -85,6 +85,84 @@ def test_both_ways_take_as_long_as_the_busiest_rank():
     assert times.combine == pytest.approx(LINKS.push_us + combine)
 
 
+def test_the_slower_link_counts_and_what_leaves_or_lands_most():
+    """By hand, of hosts with two GPUs: rank 0 sends to its neighbour, and rank 2 to rank 1 on the other host; rows travel once, not one after the
+    other. In normal mode rank 2 sends 50 rows to rank 0, which sends 10 back and waits for what lands."""
+    links, hidden = replace(LINKS, host=2), 1024
+    out, back = 2 * hidden + 16, 2 * hidden
+    rows = np.zeros((4, 4))
+    rows[0, 1], rows[2, 1] = 40, 8
+    found = exchange.times(flows.Flow(32, rows, rows, rows[:, ::2]), hidden, LOW_LATENCY, "bf16", links)
+    near, far, latency = 40 / links.nvlink, 8 / links.rdma, links.push_us + links.rdma_us
+    assert near < far < near + far
+    dispatch = max(near, far) * out + (3 * 48 * out + 32 * back) / links.memory
+    of_ranks = (  # wire, rows of its experts, rows of its tokens
+        (near, 0, 40),
+        (max(near, far), 48, 0),
+        (far, 0, 8),
+    )
+    combine = [wire * back + (here + 2 * there + 32) * back / links.memory for wire, here, there in of_ranks]
+    assert (found.dispatch, found.combine) == (pytest.approx(latency + dispatch), pytest.approx(latency + max(combine)))
+    once, hosts = np.zeros((4, 4)), np.zeros((4, 2))
+    once[2, 0], once[0, 2], hosts[2, 0], hosts[0, 1] = 50, 10, 50, 10
+    found = exchange.times(flows.Flow(32, once, once, hosts), hidden, NORMAL, "bf16", links)
+    dispatch = 50 / links.rdma * back + (3 * 50 * back + 32 * back) / links.memory
+    assert found.dispatch == pytest.approx(links.launch_us + links.rdma_us + dispatch)
+
+
+def test_a_token_that_keeps_to_some_hosts_goes_to_no_others():
+    """To one of two: half of the experts are left to it, so it has rows on that host for certain."""
+    group = flows.Group(ranks=16, tokens=4, experts=64, top_k=8, host_groups=1)
+    even, free = flows.even(group), flows.even(replace(group, host_groups=None))
+    assert even.hosts.sum(1) == pytest.approx(4) and (free.hosts.sum(1) > 1.9 * 4).all()
+    assert even.once.sum(1) == pytest.approx(4 * 8 * flows.hit(32, 4, 8)) and (even.rows == free.rows).all()
+
+
+def test_estimates_of_draws_are_their_median_and_percentiles(rows):
+    """Those of draws one by one; of five, no end is the least or the most."""
+    asked = question(gpus=8, skew=1.0, trials=5)
+    found = layer.Model(asked, rows).estimate(8)
+    each = [layer.Model(replace(asked, seed=asked.seed + i, trials=1), rows).estimate(8) for i in range(5)]
+    low, middle, high = np.percentile([one.drawn_us for one in each], [5, 50, 95])
+    assert (found.low_us, found.drawn_us, found.high_us) == (
+        pytest.approx(low),
+        pytest.approx(middle),
+        pytest.approx(high),
+    )
+    assert found.busiest == np.median([one.busiest for one in each]) < max(one.busiest for one in each)
+
+
+def test_no_more_replicas_are_planned_than_a_rank_has_other_experts(rows, monkeypatch):
+    asked, planned = [], flows.planned
+    monkeypatch.setattr(flows, "planned", lambda *known: asked.append(known[-1]) or planned(*known))
+    for spare in (3, 1000):
+        layer.Model(question(gpus=8, skew=1.0, trials=1, spare=spare), rows).estimate(8)
+    assert asked == [3, 128 - 128 // 8]
+
+
+def test_replicas_share_the_rows_of_many_tokens_too(monkeypatch):
+    """All loads drawn one by one, and those of more tokens than are drawn."""
+    group = flows.Group(ranks=8, tokens=512, experts=32, top_k=4)
+    placed = flows.planned(group, 5, 1.0)
+    whole = flows.drawn(group, 5, 1.0, None, placed)
+    monkeypatch.setattr(flows, "DRAWN", 2048)
+    some = flows.drawn(group, 5, 1.0, None, placed)
+    assert some.rows.sum() == pytest.approx(whole.rows.sum(), rel=0.02)
+    assert some.busiest == pytest.approx(whole.busiest, rel=0.1)
+
+
+def test_layers_with_uneven_loads_are_no_basis(rows):
+    assert (rows["skew"].fillna(0) == 0).all() and len(rows) > 100
+
+
+def test_a_layer_that_weights_limit_says_nothing_of_more_tokens(rows):
+    """Of the 64 tokens that are left, products do not limit the time; of a hundred thousand they would."""
+    few = experts.Experts(rows[rows["tokens"] <= 64], SIZES)
+    assert few.least(64) < few.roofline(64) and few.least(100_000) == few.roofline(100_000)
+    with pytest.raises(UserError, match="that products limit, not weights"):
+        few.layer(100_000)
+
+
 def test_tensor_parallel_ranks_share_the_weights_and_send_to_others_alone(rows):
     """By hand: a rank of two gets the tokens of the other, and holds half of each expert."""
     both = pd.concat([rows, rows[rows["intermediate"] == 768].assign(intermediate=1536)], ignore_index=True)
@@ -324,6 +402,23 @@ def test_errors_are_those_of_the_published_lines(command):
         & (found["ranks"] == 8)
     ]
     assert line["median"].item() == pytest.approx(abs(few.iloc[0]["predicted_us"] / 114 - 1))
+
+
+def test_errors_are_medians_and_a_percentile_of_their_sizes():
+    """By hand: one far line of five moves neither the median nor the bias."""
+    table = pd.DataFrame({"mode": "a", "error": [-0.1, 0.2, 0.2, -0.3, 4.0]})
+    (found,) = validation.errors(table, ["mode"]).to_dict("records")
+    assert found == {"mode": "a", "lines": 5, "median": 0.2, "p90": pytest.approx(2.52), "bias": 0.2}
+
+
+def test_ranks_on_several_hosts_have_the_errors_of_several_hosts(command):
+    bands = validation.bands()
+    for ep in (8, 16):
+        _, text, _ = command("qwen3-30b-a3b", "--gpus", ep, "--ep", ep, "--tokens", 64, "--trials", 1, "--json")
+        (row,) = json.loads(text)["rows"]
+        sent, computed = row["dispatch_us"] + row["combine_us"], row["experts_us"]
+        errors = bands[row["mode"], ep > 8][1] * sent + bands["experts", False][1] * computed
+        assert row["error_p90"] == pytest.approx(errors / (sent + computed)), ep
 
 
 def test_the_documents_print_the_errors_that_the_tables_give():

@@ -252,6 +252,15 @@ def test_rows_that_cannot_be_are_told(kind):
     assert any(line.startswith(said) and " row" in line for line in found), found
 
 
+def test_rows_of_two_commits_and_reads_above_a_copy_are_no_contradiction():
+    """Code differs where the commit does; of the ceilings the highest limits a row, be it that of reads."""
+    table = records.read(RESULTS / RUN / "measurements.parquet")
+    known = set(submitted.problems(table))
+    two = changed(table, git_sha="b" * 40, code_fingerprint="0" * 16)
+    reads = changed(table, copy_gb_per_s=lambda row: row["gb_per_s"] / 1.3, read_gb_per_s=lambda row: row["gb_per_s"])
+    assert set(submitted.problems(two)) <= known and set(submitted.problems(reads)) <= known
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", sampled(TAMPERED, ["faster", "a narrow interval", "no card"]))
 def test_an_archive_of_rows_that_cannot_be_is_told(packed, kind, capsys):

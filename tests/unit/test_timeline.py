@@ -52,6 +52,8 @@ def test_each_measurement_counts_once_and_the_oldest_comes_first():
     assert {len(one.points) for one in found} == {2} and len(found) == len(old)
     assert [(point.run, point.started[8:10]) for point in found[0].points] == [("a", "21"), ("b", "23")]
     assert timeline.lines([("a", old), ("b", old)]) == [] and timeline.lines([]) == []
+    marked = timeline.lines([("a", old), ("again", old.assign(suspect=True)), ("b", new)])
+    assert {(one.points[0].run, one.points[0].row["suspect"]) for one in marked} == {("again", True)}, "as it is today"
     undated = new.assign(started_at=None)
     assert timeline.lines([("a", old), ("b", undated)]) == [], "what has no date has no place"
     lost = new.assign(status="crashed")
@@ -113,6 +115,17 @@ def test_a_figure_over_days():
     assert names[0] == platform_charts.OURS and 1 < len(names) <= platform_charts.MOST_SERIES
     assert drawn["reference"] == 1 and drawn["level"] and drawn["x"]["label"] == "days since 2026-11-21"
     assert platform_sections.over_time([]) is None
+    cute = line(found, "cute")
+    last = platform_sections._then("a panel", "ours", cute, cute.points[-1], cute.points[0].started)
+    assert last["y"] == pytest.approx(2, rel=0.01) and last["low"] < last["y"] < last["high"], "of speeds, not of times"
+
+
+def test_a_history_without_ours_has_no_panel():
+    """However long it is: the page shows ours among others."""
+    found = timeline.lines([("a", state(21, {"cute": 2.0})), ("b", state(23, seed=1))])
+    foreign = [one for one in found if not timeline.is_ours(one)]
+    assert foreign and timeline.longest(foreign, 9) == {}
+    assert list(timeline.longest(found, 9)) == [f"pack, {found[0].cell}"]
 
 
 def repository(folder, *states):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.traces import Options, reading, writing
+from moe_routing_bench.traces import Options, reading, series, writing
 from moe_routing_bench.traces.columns import role_of
 from moe_routing_bench.traces.writing import write
 from moe_routing_kernels.errors import UserError
@@ -835,3 +835,16 @@ def test_the_most_ids_are_not_too_many() -> None:
     writing.check_most(5, "here", 5)
     with pytest.raises(UserError, match="6 in here"):
         writing.check_most(6, "here", 5)
+
+
+@pytest.mark.parametrize(
+    ("counts", "passes"),
+    [
+        ((300, 300, 70, 70, 70), True),  # two of one length and three of another: no number of layers divides both
+        ((300, 300, 70, 70), False),  # two layers of two passes, or passes of equal lengths
+        ((300, 70, 300, 70), False),
+        ((300, 70, 30), True),
+    ],
+)
+def test_arrays_of_several_lengths_are_passes_where_no_number_of_layers_explains_them(counts, passes):
+    assert series._are_passes([(count, 8) for count in counts]) is passes

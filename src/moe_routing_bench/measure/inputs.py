@@ -17,9 +17,10 @@ from moe_routing_bench.benches.checks import nbytes
 from moe_routing_bench.grid.cell import Cell, Job
 from moe_routing_bench.measure import calibration, memory, token_rows
 from moe_routing_bench.measure.sharing import Arena
+from moe_routing_bench.measure.timers import ROTATION_US
 from moe_routing_bench.workload.draw import again
 
-LEAST_ROTATION_US = 1000.0  # of implementations in processes of their own
+_LEAST_ROTATION_US = 1000.0, ROTATION_US  # of implementations in processes of their own, on a GPU and on a CPU
 _COPIED = 1 << 28  # bytes at a time
 
 
@@ -61,7 +62,8 @@ class Sets:
         outputs = definition.empty_outputs(cell, first.inputs)
         self.cost = definition.cost(cell, first.inputs, outputs, first.expected)
         count = settings.check_seeds
-        least = _least_sets(self.cost, device) if arena else 1
+        alone = device == "cpu" and "ranks" not in cell  # calls of ranks take longer, as they wait for each other
+        least = _least_sets(self.cost, device, _LEAST_ROTATION_US[alone]) if arena else 1
         if device == "cpu":
             count = max(count, least)
         else:
@@ -80,10 +82,10 @@ class Sets:
         self._shared = {name: (t, memory.checksum(t)) for name, t in shared.items()}
         self._inputs = {name: memory.Guarded(t, count, arena) for name, t in parts.items()}
         self._outputs = {name: memory.Guarded(t, count, arena) for name, t in outputs.items()}
-        self._arena = arena
-        self.inputs = [
-            {name: buffer.tensors[i] for name, buffer in self._inputs.items()} | shared for i in range(count)
-        ]
+        self._arena, self._stacked = arena, dict[str, Tensor]()
+        if arena:
+            self._stacked = {n: torch.stack([memory.as_bytes(draw.inputs[n]) for draw in self.base]) for n in parts}
+        self.inputs = [{n: buffer.tensors[i] for n, buffer in self._inputs.items()} | shared for i in range(count)]
         self.outputs = [{name: output.tensors[i] for name, output in self._outputs.items()} for i in range(count)]
         self.load(self.base)
 
@@ -91,16 +93,18 @@ class Sets:
         return len(self.inputs)
 
     def bound(self, i: int) -> dict[str, Tensor]:
-        """Inputs and outputs of set i for an implementation: tensors of its own on the same memory, so that it cannot move those that are
-        checked elsewhere."""
+        """Inputs and outputs of set i as tensors of their own on the same memory: an implementation cannot move those that are checked."""
         return {name: tensor.detach() for name, tensor in (self.inputs[i] | self.outputs[i]).items()}
 
     def load(self, draws: Sequence[Drawn]) -> None:
         """Overwrite all inputs in place: set i gets draw i mod D."""
         self._loaded = draws
         for name, buffer in self._inputs.items():
-            for j, drawn in enumerate(draws):
-                buffer.rows(j, len(draws)).copy_(memory.as_bytes(drawn.inputs[name]))
+            if draws is self.base and self._stacked:
+                buffer.rows(0, 1).copy_(self._stacked[name])
+            else:
+                for j, drawn in enumerate(draws):
+                    buffer.rows(j, len(draws)).copy_(memory.as_bytes(drawn.inputs[name]))
         self._versions = self._writes()
 
     def restore(self) -> None:
@@ -115,9 +119,7 @@ class Sets:
 
     def scar(self, count: int = memory.SCARS) -> dict[str, Tensor]:
         """Fill `count` elements of every output with that; returns their places."""
-        return {
-            name: memory.scar(output.rows(0, 1), output.tensors[0], count) for name, output in self._outputs.items()
-        }
+        return {n: memory.scar(output.rows(0, 1), output.tensors[0], count) for n, output in self._outputs.items()}
 
     def scarred(self, places: dict[str, Tensor], ran: Sequence[int]) -> list[int]:
         """The sets of these in which one of the elements at these places of outputs is left as it was."""
@@ -146,16 +148,13 @@ class Sets:
         return stacked, shared, descriptors
 
     def novel(self) -> None:
-        """Load inputs that no call has seen, with the loads that are timed: two columns of what each token has change places, others in every
-        set. `load` ends it."""
-        self.load(self.base)
+        """Load inputs that no call has seen, with the loads that are timed: the numbers of the base draws in other places. `load` ends it."""
+        self.restore()
         names = token_rows.names({name: self.inputs[0][name] for name in self._inputs}, self._tokens)
-        for tensor in (inputs[name] for inputs in self.inputs for name in names):
-            bits = tensor.view(memory.INTEGERS[tensor.element_size()])
-            wide = bits.flatten(1) if bits.ndim > 1 else bits[None]
-            if wide.shape[1] > 1:
-                pair = torch.tensor(memory.some(2, wide.shape[1]), device=wide.device)
-                wide[:, pair] = wide[:, pair.flip(0)]
+        known = {name: (self._stacked[name], self.inputs[0][name]) for name in names}
+        for name, rows in token_rows.moved(known, self._tokens).items():
+            self._inputs[name].rows(0, 1).copy_(rows)
+        self._versions = self._writes()
 
     def copied(self) -> dict[str, Tensor] | None:
         """What all outputs hold on a CPU, where a thread may still be writing them. The device of a GPU is waited for."""
@@ -275,11 +274,11 @@ class Sets:
         }
 
 
-def _least_sets(cost: Any, device: str) -> int:
-    """How many sets take an isolated implementation a millisecond, or longer: much longer than the hand-over to its process."""
+def _least_sets(cost: Any, device: str, rotation_us: float) -> int:
+    """How many sets take so long, or longer."""
     bytes_per_us, flops_per_us, call_us = (1e4, 1e5, 20.0) if device == "cpu" else (4e6, 1e9, 2.0)
     least_us = max(call_us, (cost.read_bytes + cost.write_bytes) / bytes_per_us, cost.flops / flops_per_us)
-    return ceil(LEAST_ROTATION_US / least_us)
+    return ceil(rotation_us / least_us)
 
 
 def _rotation(own: int, shared: bool, read: int, least: int, most: int) -> int:

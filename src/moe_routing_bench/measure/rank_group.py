@@ -27,8 +27,8 @@ _GRACE_SECONDS = 1.0  # for other ranks to say why, after the first has failed
 _BARRIERS, _REPEATS = 10, 3
 _LEAST_CALLS = 3  # of warm-up
 # Times as long as ranks say that a turn may take in the best case: by a clock around it, and by its calls and as many barriers alone, which
-# take less than those between calls.
-_LONGER_TURN, _LONGER_CALLS = 1.5, 2.0
+# take less than those between calls. Of 60 turns next to 8 busy processes on two cores, the best was at most 1.01 and 1.01 times as long.
+_LONGER_TURN, _LONGER_CALLS = {"cpu": 1.1, "cuda": 1.5}, {"cpu": 1.4, "cuda": 2.0}
 
 
 class RankGroup:
@@ -182,9 +182,10 @@ class RankGroup:
 
     def believed(self) -> None:
         """`Failure` where even the best turn takes much longer by the clock of this process than ranks say."""
-        if self._over_turn > _LONGER_TURN:
-            raise Failure("incorrect", f"a turn takes {self._over_turn:.1f} times as long as the ranks say")
-        if self._over_calls > _LONGER_CALLS:
+        kind = "cpu" if self.device == "cpu" else "cuda"
+        if self._over_turn > _LONGER_TURN[kind]:
+            raise Failure("incorrect", f"a turn takes {self._over_turn:.2f} times as long as the ranks say")
+        if self._over_calls > _LONGER_CALLS[kind]:
             what = "its calls and barriers take"
             raise Failure(
                 "incorrect", f"a turn takes {self._over_calls:.1f} times as long as the ranks say that {what}"

@@ -19,8 +19,9 @@ from moe_routing_bench.measure.host_timer import OUTSTANDING_US, Call, HostTimer
 _CYCLES_PER_US = 2000  # of a GPU's clock, at least
 _LEAST_SPIN_US, _MOST_SPIN_US = 20.0, 20_000.0
 _MOST_EXCESS = 4  # times as long a spin may take as the queueing that it hides: a device that spins rests
-_ATTEMPTS = 3  # at a sample whose launch is hidden
+_ATTEMPTS = 3  # at a sample whose launch is hidden, and at the time of a rotation
 LEAST_SETS = 3
+ROTATION_US = 5000.0  # of a CPU, where there are more sets than an honest check needs: next to isolated calls, whose turns are single rotations
 # For calls launched one by one: a longer rotation goes through more memory than a cache holds.
 MOST_ROTATION_US = 50_000.0
 MOST_NODES = 2048  # calls in a graph
@@ -212,6 +213,19 @@ def capture(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         generator = torch.cuda.default_generators[torch.cuda.current_device()]
         generator.graphsafe_set_state(torch.Generator("cuda").manual_seed(generator.initial_seed()))
         raise
+
+
+def shorten(calls: list[Call], device: str, least: int) -> None:
+    """Keep so many of a CPU's calls, the first ones and at least `least`, as take `ROTATION_US`: as many as isolated ones rotate over, so that
+    caches are as cold."""
+    if device == "cpu" and len(calls) > least:
+        seconds = []
+        for _ in range(_ATTEMPTS):  # others may have the core now and then
+            begin = perf_counter()
+            for call in calls:
+                call()
+            seconds.append(perf_counter() - begin)
+        del calls[max(least, math.ceil(ROTATION_US * len(calls) / (min(seconds) * 1e6))) :]
 
 
 def device_timer(calls: Sequence[Call], interval_us: float, device: str, nbytes: int = 0) -> HostTimer | EventTimer:

@@ -259,8 +259,7 @@ def _settled(job: Job, candidate: Candidate, sets: Sets, send: Send, warmup_call
 def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candidate:
     """Bind, warm up, make a timer and verify what it runs; raises `Failure` for an implementation that may not be timed."""
     bench = bench_of(job)
-    reason = bench.supports(name, job.cell, Target.here(torch.device(device)))
-    if reason:
+    if reason := bench.supports(name, job.cell, Target.here(torch.device(device))):
         raise Failure("unsupported", reason)
     if damage := sets.damage():
         raise Tainted(damage)
@@ -273,6 +272,7 @@ def _admitted(job: Job, name: str, sets: Sets, device: str, send: Send) -> Candi
     calls += [bench.bind(name, job.cell, sets.bound(i)) for i in range(1, len(sets))]
     send(("within", name, "warming up"))
     warmup_calls = warm_up(candidate, job.settings.warmup_ms, device)
+    timers.shorten(calls, device, job.settings.check_seeds)
     send(("within", name, "capturing"))
     nbytes = sets.cost.read_bytes + sets.cost.write_bytes
     candidate.timer = timers.device_timer(calls, job.settings.interval_us, device, nbytes)
