@@ -1,7 +1,7 @@
 """Write the generated blocks of the documents, and the file of published rows that a wheel has: `python docs/generate.py`.
 
 A block stands between the lines `<!-- generated: NAME -->` and `<!-- end -->` of a Markdown page. It holds what `BLOCKS`
-makes of the sources, the configs or the stored rows (`docs/stored_tables.py`, `docs/layer_tables.py`, `docs/seed_tables.py`, `docs/others_tables.py`). A figure in prose that is computed has a comment behind it (`docs/prose_numbers.py`). `tests/recipes/test_docs.py` fails where a page
+makes of the sources, the configs or the stored rows (`docs/stored_tables.py`, `docs/layer_tables.py`, `docs/rank_tables.py`, `docs/seed_tables.py`, `docs/others_tables.py`). A figure in prose that is computed has a comment behind it (`docs/prose_numbers.py`). `tests/recipes/test_docs.py` fails where a page
 differs from what this program would write.
 """
 
@@ -18,6 +18,7 @@ import computed
 import layer_tables
 import others_tables
 import pandas as pd
+import rank_tables
 import seed_tables
 import stored_tables
 from prose_numbers import MARK as COMPUTED
@@ -150,6 +151,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "rules": zoo.table,
     **stored_tables.BLOCKS,
     **layer_tables.BLOCKS,
+    **rank_tables.BLOCKS,
     **seed_tables.BLOCKS,
     **others_tables.BLOCKS,
 }

@@ -30,7 +30,7 @@ def known(folder: Path, stored: pd.DataFrame) -> pd.DataFrame:
     path = folder / "twins.csv"
     if path.exists():
         return pd.read_csv(path)
-    found = stored[(stored["status"] == "ok") & stored["twin_speedup"].notna()]
+    found = stored[(stored["status"] == "ok") & stored["twin_speedup"].notna()].copy()
     return found.assign(kind=[kind(row) for _, row in found.iterrows()])[list(KEPT)].reset_index(drop=True)
 
 

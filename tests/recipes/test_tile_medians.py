@@ -160,14 +160,8 @@ def test_operators_with_limits_are_beside_those_without() -> None:
         in sentences
     )
     assert f"{len(many)} gates take {mean(many)}, at most {many.ratio.max():.3f}" in sentences
-    softmax = many[(many.experts == 64) & (many.model_or_rule == "softmax_topk")].ratio
-    assert "({:.3f} and {:.3f})".format(*sorted(softmax)) in sentences
     assert f"{len(layers)} whole layers" in sentences
     assert f"take {mean(layers)} of their time in the geometric mean, {' to '.join(spread(layers.ratio))}" in sentences
-    slow = layers[layers.ratio > 1.02]
-    assert (layers.ratio > 1.01).sum() == 6 and [*zip(slow.model_or_rule, slow.tokens, strict=True)] == [
-        ("qwen3", 2016)
-    ]
 
 
 @pytest.mark.campaign

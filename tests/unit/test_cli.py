@@ -479,7 +479,7 @@ def test_without_a_config_status_and_prune_follow_the_last_run(call):
 
 def test_doctor_checks_the_config(call):
     code, out, _ = call("doctor")
-    assert code == 0 and "29 cells" in out and "FAIL" not in out
+    assert code == 0 and "22 cells" in out and "FAIL" not in out
 
 
 def test_doctor_ends_with_what_can_be_measured_here(call, monkeypatch):

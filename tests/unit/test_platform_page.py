@@ -160,7 +160,7 @@ def test_captions_say_what_the_axis_is():
 
 
 def test_a_series_has_one_colour_on_all_figures_of_a_platform():
-    """Also a format, which was orange here and blue there; and an implementation has that of the reports."""
+    """Also a format, which was orange here and blue there; and an implementation has that of the reports, unless ours has it."""
     cells, seen = platform.read(NAME), {}
     sized = [
         platform_sections.of_model(cells, {name: getattr(one, name) for name in platform_sections.SIZES})
@@ -177,7 +177,7 @@ def test_a_series_has_one_colour_on_all_figures_of_a_platform():
         for name, tint in tints.items():
             seen.setdefault(name, set()).add(tint)
     assert len(seen) > 12 and {name: tints for name, tints in seen.items() if len(tints) > 1} == {}
-    shared = set(palette.COLORS) & set(seen)
+    shared = {name for name in set(palette.COLORS) & set(seen) if {palette.COLORS[name]} != seen[platform_charts.OURS]}
     assert len(shared) > 5 and all(seen[name] == {palette.COLORS[name]} for name in shared)
 
 
@@ -266,7 +266,7 @@ def test_a_section_opens_to_its_cells(folder):
         return {said, summary: box.querySelector("summary").innerText, ratio: lines.map(one => one.cells[5].innerText)};"""
     found = asked(folder / "index.html", script)
     assert f"All {len(found['said'])} cells" in found["summary"] and len(found["said"]) > 10
-    assert all("measured as asked" in text for text in found["said"])
+    assert [text for text in found["said"] if "measured as asked" not in text] == []
     assert sum("x as fast as" in text or " as fast as " in text for text in found["ratio"]) > 10
 
 
