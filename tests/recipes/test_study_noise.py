@@ -100,7 +100,7 @@ def test_rates_and_speed_ups_over_two_gpus_are_those_of_the_documents(bench: str
     best = rows.loc[rows["median_us"][~of_torch].idxmin()]
     assert (rows["status"] == "ok").all()
     (line,) = re.findall(
-        rf"^\| `{bench}` \| {best['tokens'] // 2} \|.*$", (ROOT / "docs/experts.md").read_text(), re.MULTILINE
+        rf"^\| `{bench}` \| {best['tokens'] // 2} \|.*$", (ROOT / "docs/measurements.md").read_text(), re.MULTILINE
     )
     *_, torch, lead, rate, _ = (part.strip() for part in line.split("|"))
     fastest = rows["median_us"][of_torch]

@@ -165,22 +165,15 @@ def test_operators_with_limits_are_beside_those_without() -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(
-    ("name", "printed"),
-    [
-        ("qwen3-30b-a3b", r"(\d+) kernels in 18.2 s, (\d+) more"),
-        ("mixtral-8x7b", r"Mixtral: (\d+) in 17.8 s, (\d+) more"),
-    ],
-)
-def test_so_many_kernels_are_prepared(name: str, printed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_so_many_kernels_are_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     """Times were measured by hand, on a machine of 16 cores. They hold as long as nearly as many kernels are compiled: a layer that is measured anew may choose another."""
     pytest.importorskip("cutlass")
     from moe_routing_kernels.cute import ahead
 
     monkeypatch.setattr(ahead, "compile_all", lambda kernels, _workers: len(kernels))
-    sizes = {field: getattr(PRESETS[name], field) for field in ("hidden", "intermediate", "experts", "top_k")}
-    forward, both = (ops.prepare(**sizes, arch="sm_90a", training=training) for training in (False, True))
-    measured = re.search(printed, SECTION)
-    assert measured and [int(count) for count in measured.groups()] == pytest.approx([forward, both - forward], abs=2)
-    if name == "qwen3-30b-a3b":
-        assert f"{measured[1]} kernels in 18 s on 16 cores" in (ROOT / "docs/operators.md").read_text()
+    sizes = {
+        field: getattr(PRESETS["qwen3-30b-a3b"], field) for field in ("hidden", "intermediate", "experts", "top_k")
+    }
+    found = ops.prepare(**sizes, arch="sm_90a")
+    (said,) = re.findall(r"(\d+) kernels in 18 s on 16 cores", (ROOT / "docs/operators.md").read_text())
+    assert int(said) == pytest.approx(found, abs=2)
