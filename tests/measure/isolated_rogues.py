@@ -4,9 +4,12 @@ import _thread
 import contextlib
 import gc
 import os
+import resource
+import signal
 import socket
 import sys
 import time
+from pathlib import Path
 
 import numpy
 import torch
@@ -36,6 +39,9 @@ CLAIMS = Plugin(bench="pack", name="claims", options={"rogue": "claims"})
 FEWER_SETS = Plugin(bench="pack", name="fewer_sets", options={"rogue": "fewer_sets"})
 SEEN_AGAIN = Plugin(bench="pack", name="seen_again", options={"rogue": "seen_again"})
 LAST_ROTATION = Plugin(bench="pack", name="last_rotation", options={"rogue": "last_rotation"})
+OF_A_RIVAL = Plugin(bench="pack", name="of_a_rival", options={"rogue": "of_a_rival"})
+REACHES = Plugin(bench="pack", name="reaches", options={"rogue": "reaches"})
+HASTY = Plugin(bench="pack", name="hasty", options={"rogue": "hasty"})
 PATCHED = Plugin(bench="pack", name="patched", options={"rogue": "patched"})
 
 _MADE: dict = {}
@@ -136,6 +142,41 @@ def _of_the_judge(work, x, packed):
     """Opens the memory of the process that checks."""
     with open(f"/proc/{os.getppid()}/mem", "rb"):
         return work
+
+
+def _rivals():
+    """The processes of other implementations, which the judge has stopped."""
+    parent = os.getppid()
+    children = (Path(f"/proc/{parent}/task/{task}/children") for task in os.listdir(f"/proc/{parent}/task"))
+    return {int(pid) for path in children for pid in path.read_text().split()} - {os.getpid()}
+
+
+def _of_a_rival(work, x, packed):
+    """Opens the memory of the processes of other implementations, to slow their code down."""
+    for pid in _rivals():
+        open(f"/proc/{pid}/mem", "r+b").close()
+    return work
+
+
+def _reaches(work, x, packed):
+    """Leaves rivals last in line for one core, with little time, and a signal that ends them when they may run."""
+
+    def call():
+        for pid in _rivals() if "reached" not in _MADE else ():
+            os.sched_setscheduler(pid, os.SCHED_BATCH, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+            resource.prlimit(pid, resource.RLIMIT_CPU, (3600, 3600))
+            os.kill(pid, signal.SIGUSR1)
+        _MADE["reached"] = True
+        work()
+
+    return call
+
+
+def _hasty(work, x, packed):
+    """Schedules its own process in another way than the others."""
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    return work
 
 
 def _memo(work, x, packed):

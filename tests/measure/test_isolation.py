@@ -25,6 +25,8 @@ STATUSES = {  # what each rogue gets, and a part of the reason
     "of_the_stack": ("incorrect", "elements differ"),
     "of_the_heap": ("incorrect", "elements differ"),
     "of_the_judge": ("crashed", "Permission denied"),
+    "of_a_rival": ("crashed", "Permission denied"),
+    "hasty": ("incorrect", "another scheduling policy or priority"),
     "memo": ("ok", ""),  # it finds no values again
     "median": ("ok", ""),  # of its own process, which takes no time
     "clock": ("ok", ""),
@@ -73,6 +75,17 @@ def test_rivals_are_timed_as_if_they_were_alone(rows):
     assert rows["torch"]["min_us"] < 2 * rows["honest"]["median_us"]
     assert 0 < rows["honest"]["handover_us"] < 0.02 * rows["honest"]["median_us"] * rows["honest"]["calls_per_sample"]
     assert {row["restarts"] for row in rows.values()} == {0}
+
+
+def test_who_reaches_for_rivals_is_out_and_they_are_measured_again():
+    """By other processes, which it has not touched."""
+    names, plugins = ("honest", "reaches"), ("isolated_rogues:HONEST", "isolated_rogues:REACHES")
+    honest, reaches = supervisor.measure(Job(CELL, names, QUICK, plugins=plugins))
+    assert (honest["status"], honest["restarts"], reaches["status"]) == ("ok", 1, "incorrect"), honest.get("reason")
+    assert (
+        "the process of honest: it has other limits and scheduling policy and priority and pending signals"
+        in reaches["reason"]
+    )
 
 
 def test_nothing_is_left_running(rows):

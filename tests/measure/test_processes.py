@@ -244,6 +244,31 @@ def test_the_time_that_another_process_computes():
     assert processes.cpu_seconds(child) == 0
 
 
+def test_what_children_have_computed_counts_whether_they_are_waited_for_or_not():
+    """A process that leaves its work to another one has done it: 60 ms in one that it has waited for, 60 in one that it has not, 40 in a child of that."""
+
+    def compute(seconds: float) -> None:
+        while time.process_time() < seconds:
+            pass
+
+    def parent() -> None:
+        waited_for = forked(lambda: compute(0.06))
+        os.waitpid(waited_for, 0)
+
+        def second() -> None:
+            os.waitpid(forked(lambda: compute(0.04)), 0)
+            compute(0.06)
+
+        os.waitid(os.P_PID, forked(second), os.WEXITED | os.WNOWAIT)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    child = forked(parent)
+    os.waitid(os.P_PID, child, os.WSTOPPED)
+    assert 0.12 <= processes.cpu_seconds_below(child) < 0.5 and processes.cpu_seconds(child) < 0.1
+    processes.end_tree(child, 1.0)
+    assert processes.cpu_seconds_below(child) == 0
+
+
 def test_a_process_keeps_its_memory_from_one_that_has_renounced():
     """Not even root reads it."""
     code = "import sys; from moe_routing_bench.measure import processes; processes.renounce(); open(f'/proc/{sys.argv[1]}/mem', 'rb')"

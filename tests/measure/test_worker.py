@@ -549,7 +549,7 @@ def test_inputs_that_were_harmed_end_the_worker():
     """The next one finds out who it was."""
     messages = []
 
-    def harmed():
+    def harmed(name):
         raise Tainted("inputs were\nchanged")
 
     with pytest.raises(SystemExit) as end:
@@ -573,7 +573,7 @@ def test_inputs_that_were_harmed_end_the_worker():
 )
 def test_the_mix_of_a_stream(read, write, mix):
     """Whole numbers of at most 32, the nearest to the stage's own."""
-    assert worker._mix(Cost(read, write)) == mix
+    assert calibration.reads_to_writes(Cost(read, write)) == mix
 
 
 def test_how_a_worker_ended():

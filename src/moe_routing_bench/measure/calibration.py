@@ -47,6 +47,12 @@ def cold_sets(nbytes: int) -> int:
     return -(-5 * torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size // nbytes) + 1
 
 
+def reads_to_writes(cost: Any) -> tuple[int, int]:
+    """Bytes that a stage reads and writes, as whole numbers of at most 32."""
+    ratio = cost.write_bytes / cost.read_bytes
+    return (1, min(32, max(1, round(ratio)))) if ratio >= 1 else (min(32, max(1, round(1 / ratio))), 1)
+
+
 class GpuCeilings:
     """Ceilings of the current CUDA device."""
 

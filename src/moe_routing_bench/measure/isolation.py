@@ -53,7 +53,7 @@ class Runner:
         self.pid = os.fork()
         if self.pid == 0:
             made = functools.partial(answers, job, name, device, self.shown)
-            runner.serve(made, self.threads, theirs, (self.shown, *kept), judge)
+            runner.serve(made, self.threads, theirs, (self.shown, *kept), judge, "ranks" not in job.cell)
         theirs.close()
         self.link.settimeout(min(PERIOD, self.patience))
         self._kills = MemoryKills()
@@ -64,8 +64,8 @@ class Runner:
 
     @property
     def pids(self) -> set[int]:
-        """Its process."""
-        return {self.pid}
+        """Its process, until that is ended."""
+        return set() if self._ended else {self.pid}
 
     def bind(self, sets: Sets) -> dict[str, Any]:
         """Have it bind the sets and warm up; returns its reply."""
@@ -173,8 +173,8 @@ class Runner:
         return message
 
     def cpu_seconds(self) -> float:
-        """How long its threads have computed so far."""
-        return processes.cpu_seconds(self.pid)
+        """How long its threads, and processes that it has started, have computed so far."""
+        return processes.cpu_seconds(self.pid) + processes.cpu_seconds_below(self.pid)
 
     def alone(self) -> None:
         """`Failure` where it has started processes that still run."""

@@ -72,6 +72,17 @@ def cpu_seconds(pid: int) -> float:
         return 0.0
 
 
+def cpu_seconds_below(pid: int) -> float:
+    """How long what a process has started has computed, ended or not, in steps of 10 ms."""
+    ticks = sum(_ticks(pid)[2:]) + sum(sum(_ticks(each)) for each in descendants(pid))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: int) -> list[int]:
+    """What a process has computed as a user and in the kernel, and its children that it has waited for; nothing where there is none."""
+    return [int(word) for word in _stat(pid)[11:15]]
+
+
 def sweep(known: set[int], seconds: float) -> set[int]:
     """Kill all children but the `known` ones, and what these leave to this process in turn; returns which there were.
 
@@ -119,11 +130,16 @@ def ready(pids: set[int]) -> set[int]:
 
 def _state(pid: int) -> str:
     """The state letter that the kernel gives a process; empty where there is none."""
+    return next(iter(_stat(pid)), "")
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel counts of a process, from the third field of proc(5) on; nothing where there is none."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0]
+            return file.read().rpartition(")")[2].split()
     except _GONE:
-        return ""
+        return []
 
 
 def end_tree(pid: int, seconds: float) -> None:

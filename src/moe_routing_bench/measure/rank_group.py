@@ -63,8 +63,8 @@ class RankGroup:
 
     @property
     def pids(self) -> set[int]:
-        """Their processes."""
-        return {member.pid for member in self._members}
+        """Their processes, until they are ended."""
+        return {pid for member in self._members for pid in member.pids}
 
     def bind(self, sets: Sets) -> dict[str, Any]:
         """Have them join, bind the sets and warm up; returns how many sets take part, and calls of warm-up."""

@@ -62,8 +62,11 @@ class Sets:
         return [dict(zip(stacked, tensors, strict=True)) | shared for tensors in zip(*stacked.values(), strict=True)]
 
 
-def serve(made: "Callable[[], Bound]", threads: int, link: socket.socket, kept: Sequence[int], judge: int) -> None:
-    """The whole life of a runner that `judge` has just forked; never returns. `made` makes what answers; `kept` are descriptors that it needs."""
+def serve(
+    made: "Callable[[], Bound]", threads: int, link: socket.socket, kept: Sequence[int], judge: int, alone: bool
+) -> None:
+    """The whole life of a runner that `judge` has just forked; never returns. `made` makes what answers; `kept` are descriptors that it needs.
+    An `alone` one takes no memory from other processes, which may then not look into its own."""
     try:
         os.setpgid(0, 0)
         processes.end_with(judge)
@@ -73,6 +76,8 @@ def serve(made: "Callable[[], Bound]", threads: int, link: socket.socket, kept: 
             raw, encoding = io.FileIO(number, "wb", closefd=False), getattr(getattr(sys, stream), "encoding", None)
             setattr(sys, stream, io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=True))
         processes.renounce()
+        if alone:
+            processes.keep_to_itself()
         random.seed()
         torch.seed()
         torch.set_num_threads(threads)

@@ -19,6 +19,7 @@ from moe_routing_bench.benches.plugins import bench_of
 from moe_routing_bench.benches.ranks import devices
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import calibration, cpu_ceilings, outcome, processes, provenance, timers
+from moe_routing_bench.measure.bystanders import Bystanders
 from moe_routing_bench.measure.candidate import Candidate, Failure, Ruined, Tainted
 from moe_routing_bench.measure.cpu_ceilings import CpuCeilings
 from moe_routing_bench.measure.faults import described
@@ -60,6 +61,7 @@ def _measured(
     begin = perf_counter()
     torch.set_num_threads(job.settings.cpu_threads)
     known, settings, children = originals(), surroundings(), processes.offspring()  # before a plug-in is imported
+    bystanders = Bystanders(isolated)
     send(("at", None, "inputs"))
     bench, cell = bench_of(job), job.cell
     definition = bench.definition()
@@ -68,15 +70,16 @@ def _measured(
         gpu.own_pids |= {pid for some in isolated.values() for each in some for pid in each.pids}
     sets = Sets(job, definition, device, Arena(device) if isolated else None)
     cost = sets.cost.of_each(devices(cell, device))
-    mix = _mix(cost) if bench.streams else None
+    mix = calibration.reads_to_writes(cost) if bench.streams else None
 
     alive: list[Candidate] = []
 
-    def harmed() -> None:
+    def harmed(name: str) -> None:
         if gpu:
             gpu.watch()
         timers_of_all = [entry.timer for candidate in alive for entry in candidate.entries]
         with contextlib.ExitStack() as checks:  # all of them, whatever one of them finds
+            checks.callback(bystanders.look, name)
             checks.callback(idle, children)
             checks.callback(unshadowed, sets, *timers_of_all)
             if audit:
@@ -143,7 +146,7 @@ def _measured(
 
 
 def _guarded(
-    send: Send, name: str, step: str, action: Callable[[], object], after: Callable[[], object] = lambda: None
+    send: Send, name: str, step: str, action: Callable[[], object], after: Callable[[str], object] = lambda name: None
 ) -> bool:
     """Run one step of an implementation, and `after`; report what they raise, and print the traceback of a crash. A broken CUDA
     context ends the worker."""
@@ -153,7 +156,7 @@ def _guarded(
         try:
             action()
         finally:
-            after()
+            after(name)
     except Tainted as error:
         send(("tainted", one_line(error)))
         raise SystemExit(3) from error
@@ -187,12 +190,6 @@ def _limited(job: Job, alive: list[Candidate], gpu: Any, guarded: Guarded) -> bo
         if any(binding):
             return True
     return False
-
-
-def _mix(cost: Any) -> tuple[int, int]:
-    """Reads to writes of a stage as whole numbers of at most 32."""
-    ratio = cost.write_bytes / cost.read_bytes
-    return (1, min(32, max(1, round(ratio)))) if ratio >= 1 else (min(32, max(1, round(1 / ratio))), 1)
 
 
 def _entered(
