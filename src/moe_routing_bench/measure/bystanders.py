@@ -11,7 +11,9 @@ from moe_routing_bench.measure.candidate import Failure, Ruined
 from moe_routing_bench.measure.runners import Process
 
 _ENDED = (FileNotFoundError, ProcessLookupError)
-_STOPPING = sum(1 << number - 1 for number in range(18, 23))  # SIGCONT to SIGTTOU, which all processes of a suspended job get
+_STOPPING = sum(
+    1 << number - 1 for number in range(18, 23)
+)  # SIGCONT to SIGTTOU, which all processes of a suspended job get
 
 
 class Thread(NamedTuple):
@@ -62,8 +64,8 @@ def _thread(folder: str) -> Thread:
     }
     numbers = _read(f"{folder}/stat").rpartition(")")[2].split()  # from the third field of proc(5) on
     signals = (int(told["SigPnd"], 16) | int(told["ShdPnd"], 16)) & ~_STOPPING
-    words = (told.get(name, "") for name in ("Cpus_allowed", "Mems_allowed", "TracerPid"))
-    return Thread(numbers[38], numbers[16], numbers[37], *words, signals)
+    cpus, memories, tracer = (told.get(name, "") for name in ("Cpus_allowed", "Mems_allowed", "TracerPid"))
+    return Thread(numbers[38], numbers[16], numbers[37], cpus, memories, tracer, signals)
 
 
 def _read(path: str) -> str:
