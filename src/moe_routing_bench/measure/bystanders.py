@@ -78,9 +78,7 @@ def change(was: State, now: State | None) -> str:
     if now is None:
         return "it has ended"
     found = [name for name in ("limits", "oom_score") if getattr(was, name) != getattr(now, name)]
-    if was.threads.keys() != now.threads.keys():
-        return "its threads are others"
-    pairs = [(one, now.threads[name]) for name, one in was.threads.items()]
+    pairs = [(one, now.threads[name]) for name, one in was.threads.items() if name in now.threads]  # some were ending
     found += [name for name in Thread._fields if any(getattr(a, name) != getattr(b, name) for a, b in pairs)]
     return f"it has other {' and '.join(_WORDS[name] for name in found)}" if found else ""
 
