@@ -14,6 +14,7 @@ from moe_routing_bench.benches.registry import benches_of
 from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.config.load import load
 from moe_routing_bench.grid.cell import Job, Settings
+from moe_routing_bench.measure import supervisor
 from moe_routing_kernels import declarations
 from moe_routing_kernels.errors import UserError
 
@@ -244,3 +245,23 @@ def test_an_installed_package_is_known_by_its_entry_points(tmp_path):
     environment = {"PYTHONPATH": f"{EXAMPLE.parents[1] / 'src'}:{install(tmp_path)}", "PATH": ""}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.strip() == "['own_kernel:COMBINE', 'own_kernel:LAYER'] 0.1.0 own_layer", done.stderr
+
+
+@pytest.mark.slow
+def test_a_row_names_the_code_that_was_there_when_its_cell_began(write, tmp_path):
+    """So that a file which is edited meanwhile makes it stale."""
+    edits = "open(__file__, 'a').write('# edited')"
+    write(
+        made_edits=f"""from moe_routing_bench.benches.plugins import Plugin
+PACK = Plugin(bench="pack", name="edits")
+def bind(problem, *, x, order, inverse, packed):
+    {edits}
+    return lambda: packed.copy_(x[order.long() // problem.top_k])
+"""
+    )
+    quick = Settings(max_seconds=0.05, min_blocks=3, max_blocks=3, warmup_ms=1)
+    job = Job(cell_of("pack", tokens=16, hidden=8, experts=4, top_k=2), ("edits",), quick, plugins=("made_edits:PACK",))
+    before = plugins.fingerprint(job)
+    (row,) = supervisor.measure(job)
+    plugins.read.cache_clear()
+    assert row["status"] == "ok" and row["plugin_fingerprint"] == before != plugins.fingerprint(job)

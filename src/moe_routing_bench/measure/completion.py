@@ -10,7 +10,7 @@ from typing import Any
 
 from moe_routing_bench import packages
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.benches.plugins import Plugin, bench_of, fingerprint, isolated
+from moe_routing_bench.benches.plugins import Plugin, bench_of, isolated
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.workload.row_map import row_layout
 from moe_routing_kernels.formats import FORMATS
@@ -59,7 +59,7 @@ def complete(
         "started_at": started.isoformat(timespec="milliseconds"),
         "ended_at": ended.isoformat(timespec="milliseconds"),
     }
-    row |= code(bench.name, memory) | {"plugin_fingerprint": fingerprint(job)} | outcome
+    row |= code(bench.name, memory) | outcome
     row["isolated"] = bool(isolated(job, [name]))
     implementation = bench[name]
     if isinstance(implementation, Plugin):

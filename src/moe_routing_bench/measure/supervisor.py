@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from moe_routing_bench import streams
-from moe_routing_bench.benches.plugins import bench_of
+from moe_routing_bench.benches.plugins import bench_of, fingerprint
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import completion, gpus, processes
 from moe_routing_bench.measure.faults import MemoryKills, limited
@@ -50,7 +50,7 @@ def measure(
     started, begin = datetime.now(UTC), time.clock_gettime(time.CLOCK_BOOTTIME)
     outcomes: dict[str, dict[str, Any]] = {}
     interrupted: list[Interrupted] = []
-    bench = bench_of(job)
+    bench, of_plugins = bench_of(job), fingerprint(job)  # now: a file may be edited while its cell is measured
     for name in job.implementations:
         implementation = bench[name]
         reason = platforms.missing(implementation.requires, platform, implementation.peer)
@@ -75,7 +75,7 @@ def measure(
     if out is not None:  # else there is no log
         print(one_line(caller.phases.text(), _LONGEST_TEXT), file=sys.stderr, flush=True)
     for row in rows:
-        row |= {"worker_mode": mode, "restarts": max(caller.workers - 1, 0)}
+        row |= {"worker_mode": mode, "restarts": max(caller.workers - 1, 0), "plugin_fingerprint": of_plugins}
     if out is not None:
         from moe_routing_bench.store import rows as stored
 
