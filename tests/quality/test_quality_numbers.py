@@ -17,6 +17,7 @@ from scipy import stats
 
 from moe_routing_bench.grid.run_spec import DENSE, Adaptation, Run
 from moe_routing_bench.quality import (
+    adapt,
     adapters,
     cleaning,
     compare,
@@ -1131,3 +1132,176 @@ def test_a_run_is_causal_where_all_of_its_rules_are(change, training, evaluation
         assert train.is_causal(limited) is bool(ZOO["softk"].causal_with_capacity(policy, True))
     parts = [corpus("a", b"x", b"y"), corpus("b", b"z", b"y")]
     assert train.corpus_hash(parts) == hashlib.sha256(b"a:a\nb:b\n").hexdigest()[:16] != train.corpus_hash(parts[::-1])
+
+
+def test_an_evaluation_alters_formats_without_a_capacity_and_capacities_without_a_format(monkeypatch):
+    """Batches of one domain are with the capacity of training; all others are of all domains."""
+    asked = []
+
+    def loss_of(model, windows, batch, mixed=True):
+        asked.append((model.layers[0].capacity_factor, mixed, float(model.layers[0].experts.w2_EHD.sum())))
+        return float(len(asked)), []
+
+    monkeypatch.setattr(evaluate, "loss_of", loss_of)
+    windows = SimpleNamespace(total=1, size=1)
+    for factor in (1.5, None):
+        asked.clear()
+        model = language_model.build(dataclasses.replace(RUN, capacity_factor=factor), [])
+        whole = float(model.layers[0].experts.w2_EHD.sum())
+        found = evaluate.altered_fields(model, windows, 4)
+        formats = len(found["bits_by_format"])
+        limited = factor is not None
+        assert formats > 3 and [one[1] for one in asked] == [False] * limited + [True] * (formats + 4)
+        assert [one[0] for one in asked] == [1.5] * limited + [None] * formats + [1.0, 1.25, 1.5, 2.0]
+        assert all(
+            (one[2] == whole) == (place < limited or place >= limited + formats) for place, one in enumerate(asked)
+        )
+        assert (
+            list(found["bits_by_capacity"]) == ["1", "1.25", "1.5", "2"]
+            and (found["bits_of_one_domain"] is None) != limited
+        )
+        assert model.layers[0].capacity_factor == factor
+        asked.clear()
+        evaluate.evaluate(model, windows, 4)
+        assert [one[:2] for one in asked] == [(None, True)] + [(1.5, True)] * limited
+    assert set(evaluate.altered_fields(SimpleNamespace(layers=[]), windows, 4).values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("change", "last", "altered"),
+    [({}, True, True), ({}, False, False), ({"altered": False}, True, False), ({"purpose": "pilot"}, True, False)],
+)
+def test_only_the_last_evaluation_of_a_run_that_is_compared_alters_it(change, last, altered, monkeypatch):
+    monkeypatch.setattr(train.evaluate, "evaluate", lambda *known: {"val_loss": 1.0})
+    monkeypatch.setattr(train.evaluate, "altered_fields", lambda *known: {"bits_by_format": {}})
+    training = SimpleNamespace(run=dataclasses.replace(RUN, **change), model=None, validation=None)
+    assert ("bits_by_format" in train._evaluated(training, last)) is altered
+
+
+def test_a_trace_is_of_the_middle_layer(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(train.evaluate, "routing_ids", lambda *known: asked.append(known[2:]) or (None, "soft"))
+    for layers in (3, 4):
+        run = dataclasses.replace(RUN, layers=layers, trace_tokens=64)
+        train._trace(SimpleNamespace(run=run, model=None, validation=None), tmp_path / "trace")
+    assert asked == [(5, 64, 1), (5, 64, 2)]
+
+
+def test_fields_of_a_run_say_what_it_is_made_of(monkeypatch):
+    """Bytes of text are no tokens; it learns where one of its rules does."""
+    monkeypatch.setattr(train, "origin", lambda device, files: {"device": device})
+    still = next(name for name, rule in ZOO.items() if not rule.learns)
+    for router, learns in (("softk", True), (f"{still}+softk", True), (still, False), (DENSE, False)):
+        run = dataclasses.replace(RUN, router=router, capacity_factor=None)
+        model = language_model.build(run, [1] * 256)
+        parts = [corpus("a", b"x", b"y" * 4, 1), corpus("b", b"z", b"y" * 4, 2)]
+        training = SimpleNamespace(
+            run=run,
+            model=model,
+            corpora=parts,
+            train=SimpleNamespace(size=77, total=5),
+            engine=engine.Engine(),
+            device="cpu",
+        )
+        found = train._fixed(training)
+        assert (found["learns"], found["train_bytes"], found["domains"]) == (learns, 77, ["a", "b"])
+        params, active = language_model.parameters(model)
+        assert (found["params"], found["active_params"]) == (params, active) and found["recurring_share"] == 3 / 8
+        assert found["flops_per_token"] == language_model.flops_per_token(model, run, active)
+
+
+def test_an_adaptation_is_judged_on_its_text_and_on_each_byte_of_the_old_one():
+    windows = {"a": SimpleNamespace(size=100, total=50, loss=2.0), "b": SimpleNamespace(size=300, total=300, loss=1.0)}
+    new = SimpleNamespace(size=40, total=10, loss=3.0)
+    found = adapt.Adapting.evaluation(SimpleNamespace(validation=new, old=windows, _loss=lambda one: one.loss))
+    bits = 1 / math.log(2)
+    assert (found["val_loss"], found["val_bytes"]) == (3.0, 40) and found["bits_per_byte"] == pytest.approx(0.75 * bits)
+    assert found["old_bits_per_byte_by_domain"] == pytest.approx([bits, bits]) and found[
+        "old_bits_per_byte"
+    ] == pytest.approx(bits)
+    windows["b"].loss = 4.0
+    found = adapt.Adapting.evaluation(SimpleNamespace(validation=new, old=windows, _loss=lambda one: one.loss))
+    assert found["old_bits_per_byte"] == pytest.approx((100 * bits + 300 * 4 * bits) / 400)
+
+
+@pytest.mark.parametrize(("count", "first"), [(200, 155), (45, 0), (20, 0)])
+def test_times_are_of_the_last_steps_and_stages_sum_to_the_whole(count, first, tmp_path, monkeypatch):
+    rows, begun = [], []
+
+    def eager(training, numbers):
+        begun.append(next(numbers))
+        return [5.0, 1.0, 2.0, 9.0], dict(zip(stage_clock.STAGES, (1.0, 1.0, 2.0, 2.0, 1.0), strict=True))
+
+    monkeypatch.setattr(timing, "_trained", lambda *known: None)
+    monkeypatch.setattr(timing, "_eager", eager)
+    monkeypatch.setattr(timing.run_rows, "write", lambda out, made, spec: rows.extend(made))
+    run = dataclasses.replace(RUN, steps=count)
+    timing.measure(run, tmp_path, tmp_path / "out", "cpu")
+    (row,) = rows
+    assert begun == [first] and row["step_ms"] == row["eager_step_ms"] == 3.5 and row["timed_alone"] is True
+    assert (
+        row["train_tokens_per_s"] == pytest.approx(1e3 * 30 / 3.5)
+        and row["experts_ms"] == row["combine_ms"] == 1.0
+        and row["rest_ms"] == 0.5
+    )
+    assert row["step_half_width_ms"] == pytest.approx(stats.t.ppf(0.975, 3) * stats.sem([5.0, 1.0, 2.0, 9.0]))
+
+
+def test_a_blocks_time_is_of_one_step(monkeypatch):
+    """Without marks all of it is the rest; marked steps are timed one by one."""
+    done, counts = [], []
+
+    def timed(training, numbers, count, clock=None):
+        counts.append((count, clock is not None))
+        return {stage: (place + 1.0) * count for place, stage in enumerate(stage_clock.STAGES)}
+
+    monkeypatch.setattr(timing, "_timed", timed)
+    training = SimpleNamespace(step=done.append, device="cpu", model=SimpleNamespace(ffns=[]))
+    blocks, stages = timing._eager(training, iter(range(99)))
+    assert (
+        blocks == [15.0] * timing.BLOCKS
+        and done == list(range(timing.WARMUP))
+        and list(stages.values()) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    )
+    assert counts == [(timing.BLOCK, False)] * timing.BLOCKS + [(1, True)] * timing.PROFILED
+
+
+def test_rows_of_a_run_have_their_own_speed_until_it_is_timed(shared_text, tmp_path, monkeypatch):
+    run = dataclasses.replace(RUN, corpora={shared_text: None}, lr=0.1, keep_weights=True)
+    made = [{"step": step, "run_step_ms": ms} for step, ms in ((1, 4.0), (2, 10.0))]
+    monkeypatch.setattr(train, "go_on", lambda *known: made)
+    monkeypatch.setattr(train, "_fixed", lambda training: {})
+    monkeypatch.setattr(train.run_rows, "write", lambda out, rows, spec: None)
+    saved = []
+    monkeypatch.setattr(train, "save", lambda path, state: saved.append((path, state["spec"])))
+    rows = train.train(run, tmp_path / "x.parquet", "cpu")
+    assert [(row["step_ms"], row["train_tokens_per_s"], row["timed_alone"]) for row in rows] == [
+        (4.0, 7500.0, False),
+        (10.0, 3000.0, False),
+    ]
+    assert saved == [(tmp_path / "x.pt", run.spec)] and rows[0]["step_mode"] == "eager"
+
+
+def test_windows_cover_each_token_once():
+    """Of two texts with a short last window each; nothing reaches into the next text."""
+    one = steps.Windows([np.frombuffer(b"abcdefgh", np.uint8), np.frombuffer(b"xyz", np.uint8)], 3, "cpu")
+    assert (
+        len(one) == 4
+        and one.total == one.size == 11
+        and one.lengths.tolist() == [3, 3, 2, 3]
+        and one.domains.tolist() == [0, 0, 0, 1]
+    )
+    inputs, targets = one.take(np.arange(4))
+    assert [bytes(row[row != steps.IGNORED].tolist()) for row in targets] == [b"abc", b"def", b"gh", b"xyz"]
+    assert (
+        bytes(inputs[0].tolist()) == b"\nab"
+        and bytes(inputs[1].tolist()) == b"cde"
+        and bytes(inputs[3].tolist()) == b"\nxy"
+    )
+    assert sorted(np.concatenate([one.batch(step, 2, 5) for step in (0, 1)]).tolist()) == [0, 1, 2, 3]
+    assert sorted(np.concatenate(list(one.mixed(3))).tolist()) == [0, 1, 2, 3] and [
+        len(part) for part in one.mixed(3)
+    ] == [3, 1]
+    assert one.batch(1, 2, 5).tolist() == one.batch(0, 4, 5).tolist()[2:] and [
+        one.batch(n, 4, 5).tolist() for n in range(9)
+    ] != [one.batch(n, 4, 6).tolist() for n in range(9)]

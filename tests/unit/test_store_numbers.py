@@ -681,6 +681,19 @@ def test_rows_that_need_attention_and_times_that_are_doubted(tmp_path, monkeypat
         and found[-1].strip() == "and 2 more"
     )
     assert len(found) == 8 and found[2].strip().startswith("gate c i0: timeout")
+    paths.published_page("cpu").parent.mkdir(parents=True)
+    paths.published_page("cpu").touch()
+    assert progress.closing("cpu").splitlines()[-1].endswith(str(paths.published_page("cpu")))
+
+
+def test_an_object_next_to_rows_has_its_keys_once(tmp_path):
+    path = tmp_path / "about.json"
+    path.write_text('{"a": 1, "b": null}')
+    assert companions.mapping(path, ["a", "b"]) == {"a": 1, "b": None}
+    for text, says in (('{"a": 1, "a": 1, "b": 2}', "'a'"), ('{"a": 1}', "no b"), ("[1]", "list"), ('{"a": 1', "JSON")):
+        path.write_text(text)
+        with pytest.raises(UserError, match=says):
+            companions.mapping(path, ["a", "b"])
 
 
 def test_where_files_lie_below_the_working_directory(tmp_path, monkeypatch):
