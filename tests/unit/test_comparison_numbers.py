@@ -598,3 +598,18 @@ def test_the_nearest_are_found_in_a_tree_as_among_all_pairs():
             assert {*other} == {*np.flatnonzero((values != values[place]) & (distances <= last))} and len(other) >= min(
                 nearest, len(mine)
             )
+
+
+@pytest.mark.parametrize(
+    ("count", "blocks", "turns", "hidden", "said"),
+    [
+        (1, 6, "long", False, "time: 1 turns are too few"),
+        (2, 6, "long", False, "time: 2 turns differ too much to tell"),
+        (2, 2, "short", False, "time: 2 blocks are too few"),
+        (3, 3, "short", False, "time: 3 blocks differ too much to tell"),
+        (12, 12, "short", True, "time: 12 blocks do not show how slowly the run's noise changes; 20 do"),
+    ],
+)
+def test_why_there_is_no_interval(count, blocks, turns, hidden, said):
+    row = {"turns": turns, "block_turns": None, "block_medians_us": [1.0] * blocks}
+    assert recomputed._why("time", count, row, hidden) == said

@@ -16,6 +16,7 @@ from moe_routing_bench.config import (
     claims,
     config_files,
     expand,
+    huggingface,
     load,
     model_layers,
     presets,
@@ -682,3 +683,87 @@ def test_numbers_of_training_have_bounds(values, fine):
     assert (
         json.loads(json.dumps(quality)) == quality and dataclasses.is_dataclass(Settings) and SimpleNamespace and Path
     )
+
+
+def architecture(known, **given):
+    return Fields(given, "kind", lambda: None, Architecture(routing_rules.softmax, **known), "here")
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "found"),
+    [
+        ({"shared": "n_shared_experts"}, {"n_shared_experts": 3}, {"shared_experts": 3, "shared_intermediate": 300}),
+        ({"shared": "n_shared_experts"}, {"n_shared_experts": 0}, {"shared_experts": 0, "shared_intermediate": None}),
+        (
+            {"shared": "n_shared_experts", "shared_width": "w"},
+            {"n_shared_experts": 2, "w": 70},
+            {"shared_experts": 2, "shared_intermediate": 140},
+        ),
+        (
+            {"shared_width": "w", "shared_gate": "sigmoid"},
+            {"w": 70},
+            {"shared_experts": 1, "shared_intermediate": 70, "shared_gate": "sigmoid"},
+        ),
+        ({"shared_width": "w", "shared_gate": "sigmoid"}, {"w": 0}, {"shared_experts": 0, "shared_intermediate": None}),
+        ({"always_shared": 2}, {}, {"shared_experts": 2, "shared_intermediate": 200}),
+        (
+            {"always_shared": 2, "shared": "n_shared_experts"},
+            {"n_shared_experts": 1},
+            {"shared_experts": 1, "shared_intermediate": 100},
+        ),
+        ({}, {}, {"shared_experts": 0, "shared_intermediate": None}),
+    ],
+)
+def test_shared_experts_are_as_wide_as_all_of_them(known, given, found):
+    assert huggingface._shared(architecture(known, **given), 100) == found
+
+
+@pytest.mark.parametrize("name", ["own_latent", "moe_latent_size", "routed_expert_hidden_size"])
+def test_experts_of_another_width_than_the_model_are_refused(name):
+    for width, refused in ((64, False), (0, False), (None, False), (32, True)):
+        read = architecture({"latent": "own_latent"}, **{"own_latent": None, name: width})
+        huggingface._check_latent(read, 64)
+        assert bool(read.unsupported) == refused
+
+
+def test_the_scale_of_weights_is_that_of_the_architectures_field():
+    assert huggingface._scale(architecture({}, routed_scaling_factor=2.0)) == 1.0
+    known = {"scale": "routed_scaling_factor"}
+    assert huggingface._scale(architecture(known, route_scale=2.5)) == 2.5
+    read = architecture(known, routed_scaling_factor=None)
+    assert huggingface._scale(read) == 1.0 and len(read.notes) == 1
+    for wrong in (0, -1.0):
+        with pytest.raises(UserError, match="routed_scaling_factor"):
+            huggingface._scale(architecture(known, routed_scaling_factor=wrong))
+
+
+def test_sizes_of_a_layer_are_of_its_experts():
+    given = {
+        "hidden_size": 64,
+        "moe_intermediate_size": 48,
+        "intermediate_size": 99,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "num_hidden_layers": 5,
+    }
+    assert huggingface._sizes(architecture({}, **given)) == {
+        "hidden": 64,
+        "intermediate": 48,
+        "experts": 8,
+        "top_k": 3,
+        "layers": 5,
+    }
+    assert huggingface._sizes(architecture({"top_k": 1, "width": "intermediate_size"}, **given))["top_k"] == 1
+    assert huggingface._sizes(architecture({"width": "intermediate_size"}, **given))["intermediate"] == 99
+    assert huggingface._sizes(architecture({}, **given | {"num_experts_per_tok": 8}))["top_k"] == 8
+    with pytest.raises(UserError, match="got 9"):
+        huggingface._sizes(architecture({}, **given | {"num_experts_per_tok": 9}))
+    for value, dense in ((1, True), (0, True), (None, True), (2, False), ([1, 1], True)):
+        read = architecture({}, num_experts=value)
+        if dense:
+            with pytest.raises(UserError, match="a mixture of at least 2"):
+                huggingface._check_experts(read)
+        else:
+            huggingface._check_experts(read)
+    assert huggingface._bases("a_text") == ["a_text", "a"] and huggingface._bases("a") == ["a"]
+    assert expanded(entry())[0].isolate == "plugins" and expanded(entry(), isolate="all")[0].isolate == "all"

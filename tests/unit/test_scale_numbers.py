@@ -341,3 +341,28 @@ def test_published_lines_are_those_of_their_tables():
     np.testing.assert_allclose(ours["predicted_us"], expected)
     bands, near = validation.bands(), lines[(lines["mode"] == NORMAL) & (lines["ranks"] <= 8)]["error"].abs()
     assert bands[NORMAL, False] == (near.median(), near.quantile(0.9)) and (NORMAL, True) in bands
+
+
+def test_a_published_rank_is_compared_with_the_layer_of_its_own_kernel(monkeypatch):
+    """Balanced loads without tensor parallelism alone; a rank without its layer has no line."""
+    key = {"tokens": 8, "hidden": 4, "intermediate": 2, "experts": 16, "top_k": 2, "weights": "bf16", "package": "p"}
+    key |= {"version": "1", "kernel": "k", "loads": "balanced", "tensor_parallel": 1}
+
+    def row(us, ep, **changes):
+        return key | {"median_us": us, "expert_parallel": ep} | changes
+
+    rows = [
+        row(94.2, 1),
+        row(30.0, 4),
+        row(20.0, 8, kernel="other"),
+        row(9.0, 4, tensor_parallel=2),
+        row(8.0, 4, loads="skewed"),
+    ]
+    rows += [row(10.0, 1, tokens=1), row(12.0, 2, tokens=1)]
+    monkeypatch.setattr(validation.pd, "read_csv", lambda file: pd.DataFrame(rows))
+    found = list(validation.ranks_of_experts())
+    assert [(one["ranks"], one["tokens"], one["published_us"], one["way"]) for one in found] == [
+        (4, 8, 30.0, "p"),
+        (2, 1, 12.0, "p"),
+    ]
+    assert [one["predicted_us"] for one in found] == pytest.approx([14.2 + 80 / 4, 14.2])
