@@ -1323,7 +1323,12 @@ def test_prepared_text_says_what_it_is_made_of(tmp_path, monkeypatch):
         corpus_packages.Package(name, "pypi", "1", domain, ["*"], licence="L")
         for name, domain in (("a", "prose"), ("gone", "prose"), ("b", "code"), ("few", "tables"))
     ]
+    apart, compared = cleaning.apart, []
+    monkeypatch.setattr(
+        cleaning, "apart", lambda validation, known: compared.append(len(known)) or apart(validation, known)
+    )
     lines = corpus_preparation.prepare(packages, tmp_path, tmp_path / "out", 0.3, 7)
+    assert compared == [15] * 3
     about = json.loads((tmp_path / "out" / prepared.MANIFEST).read_text())
     assert (about["share"], about["seed"]) == (0.3, 7) and [one["package"] for one in about["packages"]] == [
         "a",

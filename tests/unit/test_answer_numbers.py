@@ -255,6 +255,19 @@ def test_how_far_values_are_apart(name, one, other, bench, octaves):
     assert nearest.distance(name, one, other, bench) == pytest.approx(octaves)
 
 
+def test_experts_without_a_format_of_weights_have_that_of_their_activations():
+    """A gate has no weights of experts, and nothing to differ in."""
+    experts = stored.Cell("", "experts", "", "", {"tokens": 8, "dtype": "fp16", "intermediate": 64}, [])
+    gate = stored.Cell("", "gate", "", "", {"tokens": 8, "dtype": "fp16"}, [])
+    assert nearest.gaps(experts, {"weights": "int8_row"}) == [nearest.Gap("weights", "int8_row", "fp16", math.inf)]
+    assert nearest.gaps(experts, {"weights": "fp16"}) == [] == nearest.gaps(gate, {"weights": "int8_row"})
+    assert (
+        nearest.gaps(gate, {"ep": 4}) == [nearest.Gap("ep", 4, None, math.inf)]
+        and nearest.gaps(gate, {"ep": None}) == []
+    )
+    assert nearest.gaps(gate, {"tokens": 9})[0].octaves == pytest.approx(math.log2(9 / 8))
+
+
 def test_the_nearest_cell_first_then_usual_values_the_model_more_rows_and_the_later_day():
     def made(name, rows=1, **axes):
         values = {"model": axes.pop("model", "m"), "ended_at": axes.pop("day", "2026-11-20")}
@@ -430,6 +443,8 @@ def test_numbers_of_a_line_are_in_their_units():
     rows = [{"implementation": f"i{n}", "memory_bytes": None, "marks": [], "median_us": 1.0} for n in range(15)]
     listed = list(said._table([one | {"ci_low_us": None, "ci_high_us": None} for one in rows]))
     assert len(listed) == 13 and listed[-1].strip() == "and 3 more"
+    listed = list(said._table([one | {"ci_low_us": 0.5, "ci_high_us": 2.0} for one in rows[:12]]))
+    assert len(listed) == 12 and listed[0].split(maxsplit=1) == ["i0", "1.000 µs [0.5000, 2.000]"]
 
 
 def test_the_line_of_a_cell_says_its_sizes_its_formats_and_its_distance():

@@ -613,3 +613,39 @@ def test_the_nearest_are_found_in_a_tree_as_among_all_pairs():
 def test_why_there_is_no_interval(count, blocks, turns, hidden, said):
     row = {"turns": turns, "block_turns": None, "block_medians_us": [1.0] * blocks}
     assert recomputed._why("time", count, row, hidden) == said
+
+
+def test_the_interval_of_a_row_is_that_of_the_models_that_its_values_are_like():
+    """Of two that hold as often: the noise of neighbours that agree is slow, that of neighbours that alternate is not."""
+    count = len(slow_noise._models(16).inflation)
+    place = 1 + slow_noise._CORRELATIONS.index(0.95) * len(slow_noise._SHARES) + slow_noise._SHARES.index(1.0)
+    white, slow, both = (
+        tuple(float(n in kept) / len(kept) for n in range(count)) for kept in ((0,), (place,), (0, place))
+    )
+    values = np.sin(np.arange(16) / 4) + 0.01 * np.arange(16)
+
+    def width(given, known):
+        low, high, _ = slow_noise.interval(given, known)
+        return high - low
+
+    assert width(values, white) < 0.5 * width(values, slow) and width(values, both) > 0.9 * width(values, slow)
+    mixed = values[np.random.default_rng(1).permutation(16)]
+    assert width(mixed, both) < 1.1 * width(mixed, white) < 0.5 * width(mixed, slow)
+    assert slow_noise.interval(np.array([1.0, 2.0, 4.0]), white) is not None
+
+
+def test_a_row_that_lacks_its_interval_gives_none_to_a_ratio():
+    known = {"block_medians_us": [2.0, 2.1, 1.9], "set_aside": 0, "cell_hash": "c"}
+    lacking = known | {"no_interval": "few", "block_medians_us": [1.0, 1.1, 0.9]}
+    for pair in ((known, lacking), (lacking, known)):
+        assert np.isnan(ratios.speed(*pair).low)
+    assert not np.isnan(ratios.speed(known, lacking | {"no_interval": None}).low)
+
+
+def test_a_card_is_known_by_a_whole_word_of_its_name():
+    assert [origins.architecture(name) for name in ("NVIDIA GB200", "NVIDIA H20-3e", "NVIDIA GH200 480GB", "")] == [
+        "NVIDIA GB200",
+        "sm_90",
+        "sm_90",
+        "cpu",
+    ]

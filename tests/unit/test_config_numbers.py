@@ -370,7 +370,7 @@ def test_cells_by_hand_have_typical_values_where_nothing_is_given(tmp_path):
     models = {"m": presets.Preset(**MODEL)}
     (one,) = jobs("layer", models, model="m")
     assert one.cell.tokens == AXES["tokens"].typical and (one.cell.hidden, one.cell.top_k) == (512, 4)
-    assert jobs("gate", tokens=[8, 16], experts=4)[1].cell.tokens == 16
+    assert jobs("gate", tokens=[8, 16], experts=4)[1].cell.tokens == jobs("gate", tokens=(8, 16))[1].cell.tokens == 16
     assert one.settings.min_blocks == Settings.min_blocks
     for least, most, expected in ((30, None, 40), (50, None, 50), (5, 7, 7)):
         settings = {"min_blocks": least} | ({"max_blocks": most} if most else {})

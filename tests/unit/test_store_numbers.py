@@ -1,10 +1,12 @@
 """Rows in files, cells and requests: what counts among several rows, files, commits, cards and processes that all differ."""
 
+import copy
 import dataclasses
 import hashlib
 import io
 import json
 import os
+import pickle
 import sys
 import tarfile
 from datetime import UTC, datetime, timedelta
@@ -176,6 +178,24 @@ def test_an_archive_has_what_it_lists_and_lists_what_it_has(tmp_path):
     packed(path, FILES, sparse=True)
     with pytest.raises(UserError, match=r"no regular file|cannot|archive of a run"):
         archive.unpacked(path)
+
+
+def test_an_archive_that_was_packed_can_be_unpacked(tmp_path, monkeypatch):
+    """With all tables of the run, and no other file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(archive.manifest, "read", lambda run: {})
+    monkeypatch.setattr(archive, "environment", lambda run: {"gpu_name": ["A"]})
+    folder = paths.results("cpu.x")
+    folder.mkdir(parents=True)
+    kept = FILES | {"perft.parquet": b"d", "accuracy.parquet": b"e"}
+    for name, content in (kept | {"config.json": b"{}"}).items():
+        (folder / name).write_bytes(content)
+    archive.pack("cpu.x", "Ada", tmp_path / "x.tar.gz")
+    about, found = archive.unpacked(tmp_path / "x.tar.gz")
+    assert (about["run"], about["by"], about["environment"]) == ("cpu.x", "Ada", {"gpu_name": ["A"]})
+    assert {name: content for name, content in found.items() if name != archive.ABOUT} == kept
+    (folder / archive.ABOUT).write_bytes(found[archive.ABOUT])
+    assert archive.submitter(folder) == "Ada" and archive.submitter(tmp_path) is None
 
 
 def test_an_environment_names_what_rows_know(monkeypatch):
@@ -441,6 +461,7 @@ def test_texts_that_repeat_are_counted_where_each_stands():
 
 def test_cells_of_the_same_values_are_equal_and_have_the_values_that_they_are_given():
     one, other = Cell("gate", "k", (("b", 1), ("a", None))), Cell("gate", "k", (("a", None), ("b", 1)))
+    assert pickle.loads(pickle.dumps(one)) == copy.deepcopy(one) == one
     assert one == other and "b" in one and "a" not in one and one.get("c", 7) == 7 and one.get("a", 7) is None
     changed = one.but(b=2, c=3)
     assert (changed.b, changed.c, changed.bench, one.but("pack").bench) == (2, 3, "gate", "pack")
@@ -599,7 +620,7 @@ def test_files_of_another_spec_or_code_are_not_done(tmp_path, monkeypatch):
 
     files = {Path(name): dataclasses.replace(JOB, twins=(name,)) for name in "abcde"}
     kept = {Path(name): job.spec for name, job in files.items()} | {Path("b"): "other"}
-    contents = {"a": [row(), row()], "b": [row()], "c": [row(), row("y")], "d": [row(plugin="p")]}
+    contents = {"a": [row(), row()], "b": [row()], "c": [row("y"), row()], "d": [row(plugin="p")]}
 
     def summary(path):
         if path.name not in contents:

@@ -138,6 +138,14 @@ def test_a_draw_again_has_the_loads_of_the_first_with_tokens_and_experts_in_anot
         assert not torch.equal(ids, draw(one, 5))
 
 
+def test_a_bias_is_a_tenth_of_the_scores_spread():
+    drawn = workload.draw_bias(20_000, workload.generator(1, "cpu"))
+    assert drawn.std() == pytest.approx(0.1, rel=0.03) and abs(drawn.mean()) < 0.003 and drawn.dtype == torch.float32
+    again = workload.selection_bias(8, workload.again(5, 1), "cpu")
+    assert torch.equal(again, workload.draw_bias(8, workload.generator(workload.again(5, 1), "cpu")))
+    assert not workload.selection_bias(8, 5, "cpu").any()
+
+
 def test_logits_and_tokens_are_standard_normal():
     values = workload.draw_routing(cell(4000, 16, 2, 1.0), 0, "cpu").logits
     tokens = workload.randn((4000, 16), "bf16", workload.generator(0, "cpu"))
