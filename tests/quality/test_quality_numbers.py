@@ -1044,6 +1044,15 @@ def test_words_of_an_engine():
     assert engine.Engine.of("cuda") == engine.Engine(True, True, True) and engine.Engine.of("cpu") == engine.Engine()
     for words in ("graph", "operators,compiled", "graph,operators,compiled", "eager"):
         assert engine.Engine.of("cpu", words).name == words
+    for parts in (engine.Engine(operators=True), engine.Engine(graph=True), engine.Engine(compiled=True)):
+        model = language_model.build(RUN, [])
+        attend = model.attend
+        parts.prepare(model)
+        assert {layer.operators for layer in model.layers} == {parts.operators} and (
+            model.attend is not attend
+        ) == parts.compiled
+    with pytest.raises(UserError, match="engine"):
+        engine.Engine.of("cpu", "graf")
 
 
 def test_files_of_packages(tmp_path):
@@ -1070,6 +1079,20 @@ def test_files_of_packages(tmp_path):
         packed.writestr("b/two.md", "no")
         packed.writestr("a/bad.txt", b"\xff" * 3 + b"x" * 997)
         packed.writestr("a/odd.txt", b"\xff" + b"x" * 1999)
+    with pytest.MonkeyPatch.context() as patch:
+        two = io.BytesIO()
+        with tarfile.open(fileobj=two, mode="w") as archive:
+            for name in ("a", "b"):
+                entry = tarfile.TarInfo(name)
+                entry.size = 6
+                archive.addfile(entry, io.BytesIO(b"abcdef"))
+        for most, fits in ((12, True), (11, False)):
+            patch.setattr(corpus_packages, "MOST", most)
+            if fits:
+                assert len([*corpus_packages._members("x.tar", two.getvalue())]) == 2
+            else:
+                with pytest.raises(corpus_packages.guarded.Refused):
+                    [*corpus_packages._members("x.tar", two.getvalue())]
     package = corpus_packages.Package("p", "file", "1", "prose", ["*.txt"], after=": ")
     found = [*corpus_packages.documents(package, path)]
     assert [name for name, _ in found] == ["a/odd.txt", "b/one.txt"] and found[1][1] == "a: b\nc"

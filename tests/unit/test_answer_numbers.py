@@ -67,6 +67,7 @@ def test_the_fastest_over_tokens_is_of_this_cell_or_else_of_the_fullest():
         cell(row("cute", 8.0), row("torch", 20.0), run="full", tokens=128, phase="decode"),
         cell(row("triton", 5.0, spread=0.001), row("cute", 4.0, spread=0.001), tokens=16),
         cell(row("cute", 7.0), tokens=32, hidden=1024),
+        cell(row("cute", 6.0), tokens=8, bench="training"),
         here,
     ]
     found = list(around.over_tokens(here, cells, lambda one: True))

@@ -649,3 +649,18 @@ def test_a_card_is_known_by_a_whole_word_of_its_name():
         "sm_90",
         "cpu",
     ]
+
+
+@pytest.mark.parametrize(
+    ("version", "suspect", "differs", "said"),
+    [
+        ("1", False, "", ""),
+        ("2", False, "", "version 2 here"),
+        (None, True, "", "suspect here"),
+        ("2", True, "a gate", "version 2 here; a gate; suspect here"),
+        ("1", None, "a gate", "a gate"),
+    ],
+)
+def test_why_the_same_kernel_may_take_another_time(version, suspect, differs, said):
+    here = pd.Series({"implementation_version": version, "suspect": suspect}, dtype=object)
+    assert published_rows._why(here, {"version": "1"}, differs) == said

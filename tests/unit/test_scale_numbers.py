@@ -228,6 +228,9 @@ def test_between_stored_layers_and_among_ranks():
     known = experts.Experts(layers(), SIZES)
     assert known.layer(4) == experts.Answer(52.0, True, "measured at T=4 (cute, run1, suspect)")
     assert known.layer(64) == experts.Answer(150.0, True, "measured at T=64 (cute, run4)")
+    assert known.layer(1) == experts.Answer(40.0, True, "measured at T=1 (cute, run0)")
+    with pytest.raises(experts.UserError, match=r"rows of at most 0\.5 tokens"):
+        known.layer(0.5)
     share = math.log(8 / 4) / math.log(16 / 4)
     over = (1 - share) * known.over[1] + share * known.over[2]
     assert known.layer(8) == experts.Answer(pytest.approx(over * known.roofline(8)), False, "between T=4 and T=16")
@@ -263,6 +266,9 @@ def test_the_ways_of_some_gpus():
     """EP divides GPUs and experts, and fills hosts of two; TP divides GPUs and the width."""
     assert list(model(gpus=12).ways()) == [(1, 1), (2, 1), (4, 1), (6, 1), (12, 1), (1, 2), (1, 4)]
     assert list(model(gpus=24).ways()) == [(1, 1), (2, 1), (4, 1), (6, 1), (12, 1), (1, 2), (1, 4), (1, 8)]
+    odd = model(gpus=24)
+    odd.question = replace(odd.question, sizes=replace(SIZES, intermediate=36))
+    assert [tp for ep, tp in odd.ways() if ep == 1] == [1, 2, 4]
     assert model().refused(3) and model().refused(2) is None and model(gpus=12).refused(3)
 
 

@@ -192,6 +192,11 @@ def test_a_dump_of_sglang_has_the_tokens_of_all_passes_without_padding():
     assert ids(shared)[0] == shared[1].tolist()
     with pytest.raises(UserError, match="different shapes"):
         ids(LAYERS[:, :2], LAYERS[:2, 2:])
+    moved = torch.arange(8).repeat(3, 1)
+    moved[1, 3], moved[1, 4] = 4, 3
+    assert ids(*passes, layer=2, logical=moved)[0] == LAYERS[2].tolist()
+    with pytest.raises(UserError, match="moved or redundant"):
+        ids(*passes, layer=1, logical=moved)
 
 
 def test_a_completion_has_the_tokens_of_all_choices_in_order(tmp_path):
