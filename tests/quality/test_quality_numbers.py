@@ -1405,3 +1405,30 @@ def test_routing_is_of_windows_spread_over_the_text():
             "some tokens have fewer than k true experts",
         )
     assert evaluate.routing_ids(Chosen(1), windows, 2, 18, 1)[0].min() == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "seated_by", "kept"),
+    [
+        ("position", "position", [[True, True], [True, True], [False, False]]),
+        ("position", "choice", [[True, True], [True, False], [True, False]]),
+        ("score", "choice", [[False, False], [True, True], [True, True]]),
+    ],
+)
+def test_a_rule_seats_its_choices_unless_a_run_says_how(policy, seated_by, kept):
+    """Two seats of each of two experts, three tokens with two choices each."""
+    ids = torch.tensor([[0, 1], [1, 0], [0, 1]])
+    weights = torch.tensor([[0.1, 0.6], [0.9, 0.3], [0.5, 0.7]])
+    routing = SimpleNamespace(ids=ids, weights=weights, losses={}, scores=torch.full((3, 2), 0.5))
+
+    class Router(torch.nn.Module):
+        passes, extra = 1, ()
+
+        def forward(self, *known):
+            return routing
+
+    router = Router()
+    router.seated_by = seated_by
+    layer = moe_layer.MoE([router], moe_layer.Experts(2, 8, 8, 1), 2, 0.6, policy)
+    layer(torch.randn(1, 3, 8), torch.zeros(1, 3, dtype=int), torch.arange(3))
+    assert layer.seen[0].kept_TK.tolist() == kept and layer.seen[0].seated_by == seated_by

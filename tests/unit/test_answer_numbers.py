@@ -421,6 +421,19 @@ def test_a_gap_is_said_with_the_measured_value_first():
     assert asking.gap_text(nearest.Gap("ep", 8, None, math.inf)) == "ep none, not 8"
 
 
+def test_the_place_of_a_cell_is_fit_for_json():
+    """What must match and does not is no number of octaves."""
+    gaps = [nearest.Gap("tokens", 32, 64, 1.0), nearest.Gap("dtype", "fp16", "bf16", math.inf)]
+    found = asking._place(nearest.Found(cell(row("a", 1.0), capacity_factor=None), gaps))
+    assert found["octaves"] is None and [gap["octaves"] for gap in found["gaps"]] == [1.0, None]
+    assert "capacity_factor" not in found["axes"] and found["axes"]["skew"] == 0.5
+    near = asking._place(nearest.Found(cell(row("a", 1.0), skew=0.0), gaps[:1]))
+    assert near["octaves"] == 1.0 and near["axes"]["skew"] == 0.0
+    assert [gap["asked"] for gap in found["gaps"]] == [32, "fp16"] and found["gaps"][0]["text"].startswith(
+        "T=64, not 32"
+    )
+
+
 def test_numbers_of_a_line_are_in_their_units():
     made = {"implementation": "a", "share_of_limit": 0.256, "limit": "roofline", "over_dense": 1.5}
     made |= {"memory_bytes": 3 * 2**20, "energy_mj_per_token": 0.25, "stage_us": [("gate", 2.0), ("pack", None)]}

@@ -664,3 +664,8 @@ def test_a_card_is_known_by_a_whole_word_of_its_name():
 def test_why_the_same_kernel_may_take_another_time(version, suspect, differs, said):
     here = pd.Series({"implementation_version": version, "suspect": suspect}, dtype=object)
     assert published_rows._why(here, {"version": "1"}, differs) == said
+
+
+def test_cards_without_a_data_sheet_are_named_each_once():
+    table = pa.table({"gpu_name": ["NVIDIA X9", None, "NVIDIA H200", "NVIDIA A9", "NVIDIA X9"]})
+    assert [text.split()[3].rstrip(":") for text in submitted.unchecked(table)] == ["A9", "X9"]
