@@ -372,3 +372,33 @@ def test_a_published_rank_is_compared_with_the_layer_of_its_own_kernel(monkeypat
         (2, 1, 12.0, "p"),
     ]
     assert [one["predicted_us"] for one in found] == pytest.approx([14.2 + 80 / 4, 14.2])
+
+
+def test_a_published_exchange_keeps_tokens_to_the_hosts_of_its_source():
+    """Four of eight at most, straight from the file of DeepEP."""
+    lines = validation.lines()
+    table = pd.read_csv(PACKAGE.parents[1] / "config/published/scale/deepep-v1-h800.csv")
+    far = table[(table["host_groups"] > 0) & (table["ranks"] > 8 * table["host_groups"])].iloc[0]
+    group = flows.Group(
+        *(int(far[name]) for name in ("ranks", "tokens", "experts", "top_k")), 8, int(far["host_groups"])
+    )
+    flow = flows.even(group)
+    times = exchange.times(flow, int(far["hidden"]), far["mode"], "fp8", validation.links("h800"))
+    found = lines[
+        (lines["table"] == "deepep-v1-h800") & (lines["ranks"] == far["ranks"]) & (lines["mode"] == far["mode"])
+    ]
+    assert (
+        far["ranks"] == 64
+        and times.dispatch
+        < exchange.times(
+            flows.even(replace(group, host_groups=None)),
+            int(far["hidden"]),
+            far["mode"],
+            "fp8",
+            validation.links("h800"),
+        ).dispatch
+    )
+    assert found.set_index("way")["predicted_us"].to_dict() == {"dispatch": times.dispatch, "combine": times.combine}
+    if far["counts"] == "rdma":
+        published = flow.hosts[0].sum() * 2 * far["hidden"] / (far["combine"] * 1e3)
+        assert found.set_index("way")["published_us"]["combine"] == pytest.approx(published)
