@@ -434,6 +434,40 @@ def test_the_place_of_a_cell_is_fit_for_json():
     )
 
 
+def test_implementations_that_are_asked_for_are_compared_with_the_fastest_of_them(monkeypatch):
+    """Each other one once, over that one; what the cell lacks is said."""
+    monkeypatch.setattr(stored, "submitter", lambda run: None)
+    monkeypatch.setattr(stored, "version", lambda run, commit: f"of {commit}")
+    monkeypatch.setattr(stored, "accuracy", lambda runs: [])
+    values = {"cpu_threads": 1, "ended_at": "2026-11-22", "git_sha": "abc", "gpu_name": "G", "code_fingerprint": "old"}
+    rows = [
+        row(name, us, **values)
+        for name, us in (("torch", 2.0), ("triton", 4.0), ("cute_gather", 8.0), ("cute", 3.0), ("cute_quack", 1.0))
+    ]
+    made = cell(*rows)
+    one = Question("m", ("layer",), {}, {}, ("cute", "triton", "sonic"))
+    found = asking._measured(one, nearest.Found(made, []), [made], {"nvidia-h200": ["nvidia-h200"]}, "nvidia-h200")
+    assert [(pair["implementation"], pair["other"], pair["ratio"]) for pair in found["compared"]] == [
+        ("cute", "cute_quack", pytest.approx(1 / 3)),
+        ("triton", "cute_quack", 0.25),
+        ("cute_gather", "cute_quack", 0.125),
+    ]
+    assert (
+        found["lacking"] == ["sonic"]
+        and found["fastest"]["implementation"] == "cute_quack"
+        and found["told_apart"] is True
+    )
+    assert (found["ours"]["implementation"], found["other"]["implementation"]) == ("cute", "cute_quack")
+    assert (found["against"]["implementation"], found["against"]["ratio"]) == ("cute", pytest.approx(1 / 3))
+    origin = found["provenance"]
+    assert (origin["version"], origin["card"], origin["day"], bool(origin["older_code"])) == (
+        "of abc",
+        "G",
+        "2026-11-22",
+        True,
+    )
+
+
 def test_numbers_of_a_line_are_in_their_units():
     made = {"implementation": "a", "share_of_limit": 0.256, "limit": "roofline", "over_dense": 1.5}
     made |= {"memory_bytes": 3 * 2**20, "energy_mj_per_token": 0.25, "stage_us": [("gate", 2.0), ("pack", None)]}

@@ -95,6 +95,10 @@ def test_a_skew_of_exactly_the_floor_or_the_largest_is_allowed():
             skew.check(value, "plackett_luce", 50, 8, 2)
 
 
+def test_variation_is_of_the_whole_population():
+    assert skew.coefficient_of_variation([1.0, 3.0]) == 0.5 and skew.coefficient_of_variation([0.0, 0.0]) == 0.0
+
+
 def test_successive_sampling_of_two_is_exact():
     """The sum over all ordered pairs of different experts."""
     weights = [5.0, 3.0, 1.5, 0.5]

@@ -725,6 +725,8 @@ def test_where_files_lie_below_the_working_directory(tmp_path, monkeypatch):
         path.touch()
     cells = paths.results("cpu") / "cells"
     assert paths.orphans("cpu", [cells / "a/one.parquet", cells / "a/gone.parquet"]) == [cells / "b/two.parquet"]
+    assert paths.orphans("cpu", []) == [cells / "a/one.parquet", cells / "b/two.parquet"]
+    assert cell_files.refused({cells / "a/gone.parquet": JOB}, "cpu") == ([], [])
     assert paths.cell_files("cpu", [JOB]) == {cells / f"gate/{JOB.name}.parquet": JOB} and paths.cell_file(
         "cpu", JOB
     ) in paths.cell_files("cpu", [JOB])

@@ -226,6 +226,7 @@ def test_the_highest_logits_are_chosen_and_the_lowest_of_equal_ones(at_once, mon
     assert ids.tolist() == [[1, 2], [0, 2], [1, 2], [0, 1]] and rule.endswith(
         "; 1 tokens have equal logits at the limit"
     )
+    assert layout.chosen_by_logits(LOGITS, 1, None, "file")[1].endswith("; 2 tokens have equal logits at the limit")
     both, rule = layout.chosen_by_logits(np.concatenate([LOGITS, LOGITS[2:3]]), 2, 4, "file")
     assert both[4].tolist() == [1, 2] and "; 2 tokens have equal" in rule
     assert "tokens" not in layout.chosen_by_logits(LOGITS[:2], 2, None, "file")[1].partition("; ")[2]
