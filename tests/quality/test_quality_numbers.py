@@ -46,6 +46,7 @@ from moe_routing_bench.quality import (
 )
 from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routers import zoo
 from moe_routing_kernels.routers.zoo import ZOO
 
 RUN = Run(corpora={"stdlib": 1000}, dim=16, heads=2, layers=3, experts=4, top_k=2, expert_hidden=8, sequence=6, batch=5)
@@ -525,6 +526,12 @@ def test_the_last_step_counts_and_a_contestant_is_named_by_what_varies():
         sorted(found["contestant"]) == ["a cf1.25", "a cfnone", "b+mlp", "dense", "dense"]
         and (found["step"] == 9).all()
     )
+
+
+@pytest.mark.parametrize("network", zoo.NETWORKS)
+def test_a_contestant_is_named_by_its_network_unless_that_is_linear(network):
+    (name,) = compare.finals(pd.DataFrame([final("a", 0, 2.0, network=network)]))["contestant"]
+    assert name == ("a" if network == "linear" else f"a+{network}")
 
 
 def test_ranks_count_those_that_are_told_apart():

@@ -334,6 +334,7 @@ def test_the_command_of_a_row_names_what_it_was_compared_with_and_what_is_not_us
     assert not {"--weights", "--dtype", "--skew", "--models", "--seed"} & {*found}
     assert "--cpu-threads" not in command.again(one | {"platform": "nvidia-h200"})
     assert "--cpu-threads" not in command.again(one | {"cpu_threads": 1})
+    assert words(command.again(one | {"best_other": "b", "best_speedup": 1.5}))[2] == "a,b"
     assert "a,b,c" in command.again(one | {"best_speedup": 1.5}) and "a,c" in command.again(
         one | {"baseline": None, "best_speedup": 1.5}
     )
@@ -466,6 +467,26 @@ def test_implementations_that_are_asked_for_are_compared_with_the_fastest_of_the
         "2026-11-22",
         True,
     )
+
+
+def test_a_cell_too_far_away_does_not_answer_for_an_implementation(monkeypatch):
+    """The near one does, which lacks it; where none was asked for, and where one that is near has it, that one."""
+    values = {"cpu_threads": 1, "ended_at": "2026-11-22"}
+    near, far = cell(row("cute", 1.0, **values)), cell(row("triton", 1.0, **values), key="far", tokens=64 * 5)
+    also = cell(row("triton", 1.0, **values), key="also", tokens=64 * 4)
+    monkeypatch.setattr(stored, "runs", lambda: {"nvidia-h200": ["nvidia-h200"]})
+    monkeypatch.setattr(stored, "submitter", lambda run: None)
+    monkeypatch.setattr(stored, "accuracy", lambda runs: [])
+    asked_ = {name: LAYER[name] for name in ("tokens", "hidden", "intermediate", "experts", "top_k", "skew", "phase")}
+    for known, names, key in (
+        ([near, far], ("triton",), "c"),
+        ([near, far, also], ("triton",), "also"),
+        ([near, far, also], (), "c"),
+        ([far], (), None),
+    ):
+        monkeypatch.setattr(stored, "cells", lambda *_, known=known: known)
+        found = asking.ask(bench="layer", implementations=names, **asked_)
+        assert (found["kind"] == "refused") == (key is None) and (key is None or found["nearest"]["cell"] == key)
 
 
 def test_numbers_of_a_line_are_in_their_units():

@@ -141,6 +141,9 @@ def test_plug_ins_that_are_installed_take_part_once(monkeypatch):
     monkeypatch.setattr(api.by_hand, "jobs", lambda *known: asked.append(known) or [])
     api.jobs("gate", ["torch"], plugins=["mine", "other"], tokens=8, isolate="all")
     assert asked == [("gate", ["torch"], {"tokens": 8}, {}, ["theirs", "mine", "other"], {}, "all")]
+    monkeypatch.setattr(api.presets, "load", lambda *files: {"files": files[1:]})
+    api.jobs("layer", model="m", models="own.yaml")
+    assert asked[1][5] == {"files": ("own.yaml",)}
 
 
 def test_a_script_outside_the_checkout(tmp_path):

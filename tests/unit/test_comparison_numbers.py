@@ -669,3 +669,15 @@ def test_why_the_same_kernel_may_take_another_time(version, suspect, differs, sa
 def test_cards_without_a_data_sheet_are_named_each_once():
     table = pa.table({"gpu_name": ["NVIDIA X9", None, "NVIDIA H200", "NVIDIA A9", "NVIDIA X9"]})
     assert [text.split()[3].rstrip(":") for text in submitted.unchecked(table)] == ["A9", "X9"]
+
+
+def test_what_differs_besides_the_code_is_marked():
+    def run(**values):
+        return frame(one("pack", "cute", cell="c", tokens=8, median_us=5.0, **values)).reindex(
+            columns=list(runs.COLUMNS)
+        )
+
+    known = dict.fromkeys(runs._MARKED, "1")
+    assert "gpu_uuid" in known and "driver" in known and "triton_version" in known
+    for name in known:
+        assert runs.compare(run(**known), run(**known | {name: "2"})).marks == [f"{name}: 1 before, 2 after"]

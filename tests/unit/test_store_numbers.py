@@ -733,6 +733,7 @@ def test_where_files_lie_below_the_working_directory(tmp_path, monkeypatch):
     assert paths.reported("cpu") == {"measurements"}
     paths.perft("cpu").touch()
     assert paths.reported("cpu") == {"measurements", "perft"}
+    assert paths.profile_folder("cpu", JOB) == paths.results("cpu") / "profiles" / JOB.name
     assert paths.weights_file(Path("a/run.x.parquet")) == Path("a/run.x.pt") and paths.trace_file(
         Path("r/runs/x.parquet")
     ) == Path("r/traces/x.parquet")

@@ -324,6 +324,8 @@ def test_floats_are_ids_up_to_what_their_format_holds():
         writing.whole(np.array([[1, 2], [3, 0.5]]), "file")
     from moe_routing_bench.traces import array
 
+    for kind in (np.int64, np.uint16, np.bool_):
+        assert array(np.array([[1, 0]], kind), "file").dtype == kind
     half = torch.tensor([[3.0, 255.0]], dtype=torch.bfloat16)
     assert array(half, "file").tolist() == [[3, 255]]
     for value in (256.0, -256.0):
