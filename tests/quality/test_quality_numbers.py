@@ -825,6 +825,13 @@ def test_rows_of_a_run_are_joined_with_the_times_of_its_timing(tmp_path):
         "step_ms"
     ].to_pylist() == [9.0, 9.0, 3.0, 3.0]
     first, second = files
+    table = run_rows.read(first)
+    for other in (table.append_column("more", table["step"]), table.drop_columns(["step"])):
+        run_rows.write_table(tmp_path / "other.parquet", other)
+        with pytest.raises(UserError, match="other columns"):
+            run_rows.read(tmp_path / "other.parquet")
+    run_rows.write_table(tmp_path / "other.parquet", table.select(table.column_names[::-1]).drop_columns(["attention"]))
+    assert run_rows.read(tmp_path / "other.parquet").column_names == run_rows.SCHEMA.names
     with pytest.raises(UserError, match="another spec"):
         run_rows.collect({first: runs[1]}, {})
     for change, says in (

@@ -681,3 +681,22 @@ def test_what_differs_besides_the_code_is_marked():
     assert "gpu_uuid" in known and "driver" in known and "triton_version" in known
     for name in known:
         assert runs.compare(run(**known), run(**known | {name: "2"})).marks == [f"{name}: 1 before, 2 after"]
+
+
+def test_rows_with_different_numbers_of_neighbours_are_each_judged():
+    """The first has eight, of other skews and of other batches; the others four."""
+    rows = [{"skew": 0.1 * n, "tokens": 64, "median_us": 1.0} for n in range(5)]
+    rows += [{"skew": 0.0, "tokens": 64 * 2**n, "median_us": 1.0} for n in range(1, 5)]
+    for place in (0, 2, 7):
+        known = [one("pack", q1_us=1.0, q3_us=1.0, experts=8, **row) for row in rows]
+        known[place]["median_us"] = 100.0
+        assert list(np.flatnonzero(anomalies.found(frame(*known)).notna())) == [place]
+
+
+def test_a_drift_is_no_part_of_the_spread_that_is_seen():
+    models = slow_noise._models(9)
+    slope = np.arange(9) - 4.0
+    for drift in range(-len(slow_noise._DRIFTS), 0):
+        np.testing.assert_allclose(models.spreads[drift] @ slope, 0, atol=1e-9)
+    assert np.abs(models.spreads[0] @ slope).max() > 1
+    np.testing.assert_allclose(models.spreads.sum(axis=2), 0, atol=1e-9)

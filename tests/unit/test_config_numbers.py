@@ -383,6 +383,9 @@ def test_cells_by_hand_have_typical_values_where_nothing_is_given(tmp_path):
     (traced,) = jobs("permute", trace=str(path), tokens=8, experts=4, top_k=2)
     assert (traced.cell.sampler, traced.cell.skew, traced.cell.trace) == ("trace", None, str(path))
     assert {job.isolate for job in by_hand.jobs("gate", None, {}, {}, (), {}, "all")} == {"all"}
+    with pytest.raises(UserError, match="grid"):
+        jobs("gate", implementations=[])
+    assert jobs("gate", implementations=["torch"])[0].implementations == ("torch",) != jobs("gate")[0].implementations
 
 
 def entry(bench="layer", **values):

@@ -311,6 +311,14 @@ def test_a_trace_is_planned_and_communication_that_experts_hide_does_not_count(t
     assert found.communication == pytest.approx((found.layer_us - found.experts_us) / found.layer_us)
 
 
+@pytest.mark.parametrize("once", [True, False])
+def test_a_question_says_the_mode_the_payload_and_whether_rows_are_sent_once(once):
+    for mode in (LOW_LATENCY, NORMAL):
+        found = model(mode=mode, payload="fp8", once=once).estimate(4)
+        times = exchange.times(flows.even(flows.Group(4, 4, 12, 3, 2)), 64, mode, "fp8", LINKS, once)
+        assert (found.mode, found.dispatch_us, found.combine_us) == (mode, times.dispatch, times.combine)
+
+
 def test_tensor_parallel_ranks_hold_a_share_of_the_width():
     found = model(sizes=replace(SIZES, intermediate=96), gpus=8).estimate(1, 2)
     way = 5.0 + 2 * 64 * 4 / 300 + 2 * 2 * 64 * 4 / 4000

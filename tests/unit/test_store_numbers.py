@@ -601,7 +601,12 @@ def test_the_folder_of_a_request_is_the_one_that_is_given(tmp_path, monkeypatch)
     hidden = []
     monkeypatch.setattr(study.platforms, "hide_gpu", hidden.append)
     study.effective(None, json.dumps({"device": "cpu", "grid": grid}))
-    assert hidden == ["cpu"] and study.references(["a", "a"])[-1:] == ["a"]
+    monkeypatch.setattr(study.declarations, "installed", lambda: ["b", "a"])
+    assert (
+        hidden == ["cpu"]
+        and study.references(["a", "c", "c"]) == ["b", "a", "c"]
+        and study.references(None) == ["b", "a"]
+    )
 
 
 def test_progress_counts_what_is_done_by_todays_code():
