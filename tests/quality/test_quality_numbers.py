@@ -456,6 +456,11 @@ def test_loads_count_choices_of_true_tokens_and_what_a_capacity_drops():
     ]
     layer = SimpleNamespace(seen=[seen], count=3)
     assert expert_loads.drop_rate(SimpleNamespace(layers=[layer])) == pytest.approx(6 / 9)
+    outside = SimpleNamespace(
+        seen=[moe_layer.Seen(torch.tensor([[0, 3], [-1, 1]]), torch.tensor([[True, False], [False, False]]), scores)],
+        count=3,
+    )
+    assert expert_loads.drop_rate(SimpleNamespace(layers=[layer, outside])) == pytest.approx(7 / 11)
     soft = SimpleNamespace(seen=[moe_layer.Seen(None, None, scores)], count=3)
     assert expert_loads.drop_rate(SimpleNamespace(layers=[soft])) is None
 
@@ -1034,6 +1039,11 @@ def test_shares_of_texts():
     assert (bytes(train_), bytes(aside)) == (b"a" * 48 + b"c" * 30 + b"y" * 2, b"aa" + b"z" * 10 + b"y" * 8)
     half = [b"a" * 89, b"b" * 10, b"c"]
     assert len(texts.split(half, 0.2)[1]) == 11, "more than half of what is asked for, whole documents alone"
+
+
+def test_frequencies_are_of_all_training_text():
+    found = steps.frequencies([corpus("a", b"aab", b"zzz"), corpus("b", b"bc", b"z")], 256)
+    assert {chr(n): count for n, count in enumerate(found) if count} == {"a": 2, "b": 2, "c": 1} and len(found) == 256
 
 
 def test_the_most_of_a_text_and_of_its_validation(tmp_path):

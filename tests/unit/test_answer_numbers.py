@@ -489,6 +489,19 @@ def test_a_cell_too_far_away_does_not_answer_for_an_implementation(monkeypatch):
         assert (found["kind"] == "refused") == (key is None) and (key is None or found["nearest"]["cell"] == key)
 
 
+def test_published_runs_are_those_with_a_manifest_and_rows(tmp_path, monkeypatch):
+    """By platform, each in the order of names."""
+    monkeypatch.chdir(tmp_path)
+    for name, files in {"a.y": "pm", "a": "pm", "a.x": "p", "b": "m", "c.z": "pm"}.items():
+        folder = tmp_path / "results" / name
+        folder.mkdir(parents=True)
+        for letter, file in (("p", "measurements.parquet"), ("m", "manifest.yaml")):
+            if letter in files:
+                (folder / file).touch()
+    assert stored.runs() == {"a": ["a", "a.y"], "c": ["c.z"]}
+    assert stored.folder().resolve() == tmp_path / "results"
+
+
 def test_numbers_of_a_line_are_in_their_units():
     made = {"implementation": "a", "share_of_limit": 0.256, "limit": "roofline", "over_dense": 1.5}
     made |= {"memory_bytes": 3 * 2**20, "energy_mj_per_token": 0.25, "stage_us": [("gate", 2.0), ("pack", None)]}

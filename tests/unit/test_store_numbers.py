@@ -175,6 +175,10 @@ def test_an_archive_has_what_it_lists_and_lists_what_it_has(tmp_path):
         packed(path, files, {"files": listed} if listed else None)
         with pytest.raises(UserError, match=says):
             archive.unpacked(path)
+    for form in (0, 2, "1"):
+        packed(path, FILES, {"format": form})
+        with pytest.raises(UserError, match="format"):
+            archive.unpacked(path)
     packed(path, FILES, sparse=True)
     with pytest.raises(UserError, match=r"no regular file|cannot|archive of a run"):
         archive.unpacked(path)
