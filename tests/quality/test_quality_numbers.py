@@ -272,18 +272,22 @@ def test_a_forecast_is_the_sum_of_its_parts():
 
 def test_prepared_text_is_cut_in_training_alone(tmp_path):
     """Each domain to the same share, at most all of it."""
-    trained = {"a": np.arange(100, dtype=np.uint8), "b": np.arange(50, dtype=np.uint8)[::-1].copy()}
+    trained = {
+        "a": np.arange(100, dtype=np.uint8),
+        "z": np.zeros(4, np.uint8),
+        "b": np.arange(50, dtype=np.uint8)[::-1].copy(),
+    }
     arrays = {f"{name}.256": {"train": one, "validation": one[:7] + 1} for name, one in trained.items()}
     hashes = {
         name: hashlib.sha256(one.tobytes() + b"\0" + (one[:7] + 1).tobytes()).hexdigest()
         for name, one in trained.items()
     }
     tokens = [bytes([n]) for n in range(256)]
-    prepared.write(tmp_path, arrays, hashes, {256: tokens}, {"train_bytes": 150, "recurring": {"a": 3}})
-    for limit, sizes in ((None, (100, 50)), (75, (50, 25)), (1500, (100, 50)), (1, (2, 2))):
+    prepared.write(tmp_path, arrays, hashes, {256: tokens}, {"train_bytes": 154, "recurring": {"a": 3}})
+    for limit, sizes in ((None, (100, 4, 50)), (77, (50, 2, 25)), (1500, (100, 4, 50)), (1, (2, 2, 2))):
         found = prepared.domains(tmp_path, limit, 256)
-        assert tuple(len(one.train) for one in found) == sizes and [len(one.validation) for one in found] == [7, 7]
-        assert found[1].train[0] == 49 and [one.recurring for one in found] == [3, None]
+        assert tuple(len(one.train) for one in found) == sizes and [len(one.validation) for one in found] == [7, 4, 7]
+        assert found[2].train[0] == 49 and [one.recurring for one in found] == [3, None, None]
     manifest = json.loads((tmp_path / prepared.MANIFEST).read_text())
     (tmp_path / prepared.MANIFEST).write_text(json.dumps(manifest | {"domains": hashes | {"b": hashes["a"]}}))
     with pytest.raises(UserError, match="domain b"):
@@ -998,6 +1002,13 @@ def test_an_evaluation_is_in_bits_of_bytes(shared_text, monkeypatch):
     )
     assert found["drop_rate"] == pytest.approx(4 / 20) and found["token_drop_rate"] == pytest.approx(3 / 16)
     assert found["drop_rate_by_factor"] == pytest.approx([3 * n / 48 for n in range(8)])
+    monkeypatch.setattr(evaluate, "loss_of", lambda *known: (1.0, loads))
+    whole = evaluate.evaluate(model, SimpleNamespace(total=8, size=20), 4)
+    assert (
+        whole["gate_entropy"] == found["gate_entropy"]
+        and whole["val_bytes"] == 20
+        and whole["perplexity"] == pytest.approx(math.e)
+    )
 
 
 def test_weights_are_quantised_along_their_sums_and_given_back():

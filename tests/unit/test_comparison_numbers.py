@@ -700,3 +700,11 @@ def test_a_drift_is_no_part_of_the_spread_that_is_seen():
         np.testing.assert_allclose(models.spreads[drift] @ slope, 0, atol=1e-9)
     assert np.abs(models.spreads[0] @ slope).max() > 1
     np.testing.assert_allclose(models.spreads.sum(axis=2), 0, atol=1e-9)
+
+
+def test_peers_come_last_among_candidates():
+    """Of equal times that of ours is chosen."""
+    even = Entry("even", "prefill", SHAPE, {"sonicmoe": 10.0, "cute": 10.0})
+    (line,) = regret.lines([even], [even], with_peers=True)
+    assert line.best_own == "cute" and regret._able(even, ["sonicmoe", "cute"], {"sonicmoe"}) == ["cute", "sonicmoe"]
+    assert regret._able(even, ["sonicmoe", "cute"], set()) == ["cute"]

@@ -795,6 +795,26 @@ def test_where_an_installed_package_is_from():
     assert project_files._places({"url": "file:///x", "dir_info": {}})[0] == " @ file:///x"
 
 
+def test_a_wheel_is_installed_from_where_it_came(monkeypatch):
+    """A checkout is told what it is told; without a note of pip the index has it."""
+    import importlib.metadata
+
+    advice = "torch is missing; pip install -e src/moe_routing_kernels -e '.[bench]'"
+    assert project_files.to_install(advice) == advice or project_files.installed()
+    monkeypatch.setattr(project_files, "installed", lambda: True)
+    monkeypatch.setattr(project_files, "copied", lambda: True)
+    for noted, words in (
+        (
+            {"url": "file:///x/wheel.whl"},
+            "pip install --find-links file:///x 'moe-routing-bench[bench] @ file:///x/wheel.whl'",
+        ),
+        (None, "pip install 'moe-routing-bench[bench]'"),
+    ):
+        found = [SimpleNamespace(read_text=lambda name, noted=noted: noted and json.dumps(noted))]
+        monkeypatch.setattr(importlib.metadata, "distributions", lambda name, found=found: iter(found))
+        assert project_files.to_install(advice) == f"torch is missing; {words}"
+
+
 def test_git_does_not_look_above_an_installed_package(tmp_path, monkeypatch):
     package = tmp_path / "site/package"
     package.mkdir(parents=True)

@@ -133,6 +133,14 @@ def test_numbers_of_names():
     ) or True
 
 
+@pytest.mark.parametrize(
+    ("numbers", "rows"),
+    [([0, 1, 5], True), ([0, 1, 1], False), ([2, 1, 0], False), ([0, None, 2], False), ([0.0, 1.0, 2.0], False)],
+)
+def test_a_nameless_column_numbers_rows_where_it_rises(numbers, rows):
+    assert columns._numbers_rows(pa.chunked_array([numbers])) is rows
+
+
 def test_a_series_is_numbered_by_what_varies():
     """Layers of one model, whose other numbers stay; not where two numbers vary, or the words."""
     parts = {f"model.7.layers.{n}.ids": LAYERS[n] for n in (2, 0, 1)}
