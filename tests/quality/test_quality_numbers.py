@@ -84,6 +84,7 @@ def test_noise_is_that_of_the_contest_with_the_most_rows():
     table = pd.DataFrame(
         [
             *rows("few", 2, 2, 1.0),
+            *rows("single", 1, 30, 1.0),
             *rows("many", 4, 5, 0.01),
             *rows("old", 5, 9, 5.0, code_fingerprint="y"),
             *rows("late", 5, 9, 5.0, causal=False),
@@ -399,6 +400,14 @@ def test_information_of_counts_is_corrected_for_their_number():
     assert summary["contestant"].tolist() == ["b", "a"] and summary["seeds"].tolist() == [1, 2], (
         "the most specialised first"
     )
+    assert set(summary["label"]) == {"e"} and set(summary["config_hash"]) == {"c"}
+    three = [
+        known | {"run": f"t{n}", "seed": n, "bits_per_byte": loss, "load_by_domain": [more]}
+        for n, loss in enumerate((1.0, 2.0, 6.0))
+    ]
+    alone = specialisation.summary(pd.DataFrame(three)).iloc[0]
+    half = stats.t.ppf(0.975, 2) * stats.sem([1, 2, 6])
+    assert alone["bits_per_byte"] == 3.0 and alone["bits_per_byte_half_width"] == pytest.approx(half)
 
 
 def test_classes_of_bytes():
@@ -874,6 +883,11 @@ def test_a_training_gives_its_optimiser_decay_for_matrices_alone(shared_text):
     assert float(total) == pytest.approx(1e-3, rel=1e-3) and any(
         not torch.equal(a, b) for a, b in zip(before, training.model.parameters(), strict=True)
     )
+    loose = loop.Training(dataclasses.replace(run, clip=1e9), "cpu")
+    *_, norm = loose.learn(*loose.begin(1))
+    routers = {id(p) for router in loose.model.routers for p in router.parameters()}
+    own = [p.grad for p in loose.model.parameters() if id(p) in routers and p.grad is not None]
+    assert len(own) > 0 and float(norm) == pytest.approx(float(torch.nn.utils.get_total_norm(own)))
     losses = [
         (torch.tensor(1.0), torch.tensor(0.5), torch.tensor(2.0)),
         (torch.tensor(2.0), torch.tensor(0.0), torch.tensor(4.0)),
@@ -947,12 +961,12 @@ def test_the_parts_of_attention():
 def test_weights_that_write_into_the_stream_start_smaller_in_a_deeper_model():
     torch.manual_seed(0)
     experts = moe_layer.Experts(8, 64, 64, 8)
-    assert float(experts.w13_EDH.std()) == pytest.approx(0.02, rel=0.05) and float(
-        experts.w2_EHD.std()
+    assert float(experts.w13_EDH.detach().std()) == pytest.approx(0.02, rel=0.05) and float(
+        experts.w2_EHD.detach().std()
     ) == pytest.approx(0.02 / 4, rel=0.05)
     attention = language_model.Attention(128, 2, 8)
-    assert float(attention.qkv.weight.std()) == pytest.approx(0.02, rel=0.05) and float(
-        attention.out.weight.std()
+    assert float(attention.qkv.weight.detach().std()) == pytest.approx(0.02, rel=0.05) and float(
+        attention.out.weight.detach().std()
     ) == pytest.approx(0.02 / 4, rel=0.05)
 
 
@@ -962,6 +976,10 @@ def test_sizes_of_a_model():
     layer = sum(p.numel() for p in model.layers[0].experts.parameters())
     assert layer == 4 * (16 * 2 * 8 + 8 * 16) and total - active == 3 * layer // 2
     assert language_model.flops_per_token(model, RUN, active) == 6 * (active - 256 * 16) + 6 * 3 * 6 * 16
+    twice = language_model.build(dataclasses.replace(RUN, router="chain_of_experts", top_k=4, experts=8), [])
+    total, active = language_model.parameters(twice)
+    assert twice.layers[0].top_k == 2 and len(twice.layers[0].routers) == 2
+    assert total - active == 3 * sum(p.numel() for p in twice.layers[0].experts.parameters()) // 2
     model.layers[0].losses, model.layers[1].losses = (
         [{"a": torch.tensor(1.0), "b": torch.tensor(2.0)}],
         [{"a": torch.tensor(4.0)}],
@@ -1075,10 +1093,11 @@ def test_the_most_of_a_text_and_of_its_validation(tmp_path):
     ].recurring == 0
 
 
-def test_words_of_an_engine():
+def test_words_of_an_engine(monkeypatch):
     assert engine.Engine.of("cuda") == engine.Engine(True, True, True) and engine.Engine.of("cpu") == engine.Engine()
     for words in ("graph", "operators,compiled", "graph,operators,compiled", "eager"):
         assert engine.Engine.of("cpu", words).name == words
+    monkeypatch.setattr(engine, "_compiled", lambda function: lambda *known: function(*known))
     for parts in (engine.Engine(operators=True), engine.Engine(graph=True), engine.Engine(compiled=True)):
         model = language_model.build(RUN, [])
         attend = model.attend
@@ -1197,7 +1216,7 @@ def test_an_evaluation_alters_formats_without_a_capacity_and_capacities_without_
     asked = []
 
     def loss_of(model, windows, batch, mixed=True):
-        asked.append((model.layers[0].capacity_factor, mixed, float(model.layers[0].experts.w2_EHD.sum())))
+        asked.append((model.layers[0].capacity_factor, mixed, float(model.layers[0].experts.w2_EHD.detach().sum())))
         return float(len(asked)), []
 
     monkeypatch.setattr(evaluate, "loss_of", loss_of)
@@ -1205,7 +1224,7 @@ def test_an_evaluation_alters_formats_without_a_capacity_and_capacities_without_
     for factor in (1.5, None):
         asked.clear()
         model = language_model.build(dataclasses.replace(RUN, capacity_factor=factor), [])
-        whole = float(model.layers[0].experts.w2_EHD.sum())
+        whole = float(model.layers[0].experts.w2_EHD.detach().sum())
         found = evaluate.altered_fields(model, windows, 4)
         formats = len(found["bits_by_format"])
         limited = factor is not None
