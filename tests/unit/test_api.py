@@ -3,6 +3,7 @@
 import re
 import subprocess
 
+import pyarrow as pa
 import pytest
 
 import forks
@@ -80,6 +81,69 @@ def test_a_check_says_what_is_wrong_and_raises_what_a_kernel_raises(tmp_path, mo
         api.check("combine", "cute", **SMALL)
     with pytest.raises(UserError, match="2 cells"):
         api.check("combine", "torch", tokens=[64, 128])
+
+
+def test_rows_without_a_baseline_have_one_that_dequantises(monkeypatch):
+    """Cell by cell, in the order of the jobs."""
+
+    def measured(job, out):
+        times = {"dequant": 20.0, "cute_quantised": 10.0 if job.cell.tokens == 64 else 5.0}
+        known = {"status": "ok", "weights": "int4_g128", "set_aside": 0, "turns": "short", "baseline": None}
+        return [
+            known | {"implementation": name, "block_medians_us": [us, us], "tokens": job.cell.tokens}
+            for name, us in times.items()
+        ]
+
+    monkeypatch.setattr(api, "_measured", measured)
+    rows = api.measure(
+        "experts", **SMALL | {"tokens": [64, 128], "hidden": 256, "intermediate": 256}, weights="int4_g128"
+    )
+    assert [(row["tokens"], row["baseline"], row["speedup"]) for row in rows] == [
+        (64, "dequant", 1.0),
+        (64, "dequant", pytest.approx(2.0)),
+        (128, "dequant", 1.0),
+        (128, "dequant", pytest.approx(4.0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "written", "statuses", "out", "err", "raised", "printed"),
+    [
+        (0, True, ["ok", "unsupported"], "", "careful", None, ""),
+        (0, True, ["ok", "crashed"], "", "careful", None, "careful"),
+        (1, True, ["ok"], "", "error: no memory\n", "^no memory$", ""),
+        (0, False, ["ok"], "said so", "", "^said so$", ""),
+        (3, False, ["ok"], "", "", "^exit status 3$", ""),
+    ],
+)
+def test_a_measurement_that_made_no_rows_is_an_error(
+    code, written, statuses, out, err, raised, printed, tmp_path, monkeypatch, capsys
+):
+    """What a failed implementation prints is passed on; what a sound one prints is not."""
+    (job,) = api.jobs("gate", ["torch"])
+    path = tmp_path / "rows.parquet"
+    if written:
+        path.touch()
+    done = subprocess.CompletedProcess([], code, out, err)
+    monkeypatch.setattr(api.subprocess, "run", lambda *_, **__: done)
+    rows = [{"status": status} for status in statuses]
+    monkeypatch.setattr(api.records, "read", lambda _: pa.Table.from_pylist(rows))
+    if raised:
+        with pytest.raises(UserError, match=raised):
+            api._measured(job, path)
+    else:
+        assert api._measured(job, path) == rows and capsys.readouterr().err == printed
+
+
+def test_plug_ins_that_are_installed_take_part_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(api.declarations, "installed", lambda: ["theirs", "mine"])
+    monkeypatch.setattr(api.by_hand, "jobs", lambda *known: asked.append(known) or [])
+    api.jobs("gate", ["torch"], plugins=["mine", "other"], tokens=8, isolate="all")
+    assert asked == [("gate", ["torch"], {"tokens": 8}, {}, ["theirs", "mine", "other"], {}, "all")]
+    monkeypatch.setattr(api.presets, "load", lambda *files: {"files": files[1:]})
+    api.jobs("layer", model="m", models="own.yaml")
+    assert asked[1][5] == {"files": ("own.yaml",)}
 
 
 def test_a_script_outside_the_checkout(tmp_path):

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moe_routing_bench.workload.row_map import row_map
+from moe_routing_bench.grid.cell import Cell
+from moe_routing_bench.workload.row_map import row_layout, row_map
 from moe_routing_kernels.permute import LAYOUTS, RowLayout, capacity_of
 
 
@@ -98,3 +99,17 @@ def test_everything_on_one_expert_keeps_its_first_tokens(layout, rows):
 )
 def test_capacity(factor, tokens, experts, top_k, capacity):
     assert capacity_of(factor, tokens, top_k, experts) == capacity
+
+
+@pytest.mark.parametrize(
+    ("values", "layout"),
+    [
+        ({}, RowLayout(48, 3, 16, None, "compact", 1)),
+        ({"ep": None, "layout": "block16"}, RowLayout(48, 3, 16, None, "block16", 1)),
+        ({"ep": 4, "capacity_factor": 1.5}, RowLayout(48, 3, 4, capacity_of(1.5, 48, 3, 16), "compact", 4)),
+    ],
+)
+def test_the_layout_of_a_cell_is_that_of_its_first_rank(values, layout):
+    """All tokens may come to its experts, and a capacity is that of all ranks."""
+    sizes = {"tokens": 48, "top_k": 3, "experts": 16}
+    assert row_layout(Cell("permute", "", tuple((sizes | values).items()))) == layout

@@ -81,3 +81,38 @@ def test_what_cannot_be_met_is_refused(target):
     skew.check(1.69, "exact", 64, 8, 2)
     with pytest.raises(UserError, match=r"0, or 0 to 1\.7 "):
         skew.check(target, "exact", 64, 8, 2)
+
+
+def test_a_skew_of_exactly_the_floor_or_the_largest_is_allowed():
+    """And nothing between 0 and the floor, nor above the largest; the exact sampler has no floor."""
+    floor, top = skew.sampling_floor(50, 8, 2), skew.largest("plackett_luce", 8, 2)
+    assert floor == pytest.approx(math.sqrt(6 / 100)) and top == pytest.approx(0.98 * math.sqrt(3))
+    for value in (0.0, floor, top):
+        skew.check(value, "plackett_luce", 50, 8, 2)
+    skew.check(floor / 2, "exact", 50, 8, 2)
+    for value in (floor * 0.999, top * 1.001, -0.1, math.inf, math.nan):
+        with pytest.raises(UserError, match="skew"):
+            skew.check(value, "plackett_luce", 50, 8, 2)
+
+
+def test_variation_is_of_the_whole_population():
+    assert skew.coefficient_of_variation([1.0, 3.0]) == 0.5 and skew.coefficient_of_variation([0.0, 0.0]) == 0.0
+
+
+def test_successive_sampling_of_two_is_exact():
+    """The sum over all ordered pairs of different experts."""
+    weights = [5.0, 3.0, 1.5, 0.5]
+    total = sum(weights)
+    expected = [0.0] * 4
+    for i, j in itertools.permutations(range(4), 2):
+        chance = weights[i] / total * weights[j] / (total - weights[i])
+        expected[i] += chance
+        expected[j] += chance
+    assert skew._plackett_luce_inclusion(weights, 2) == pytest.approx(expected)
+    assert skew._plackett_luce_inclusion(weights, 1) == [0.5, 0.3, 0.15, 0.05]
+    assert skew._plackett_luce_inclusion(weights, 4) == [1.0] * 4
+    third = skew._plackett_luce_inclusion(weights, 3)
+    ratios = [math.log1p(-p) / w for p, w in zip(third, weights, strict=True)]
+    assert sum(third) == pytest.approx(3) and ratios == pytest.approx([ratios[0]] * 4)
+    assert skew._exact_inclusion(weights, 2) == pytest.approx([1.0, 0.6, 0.3, 0.1])
+    assert skew._exact_inclusion(weights, 3) == pytest.approx([1.0, 1.0, 0.75, 0.25])

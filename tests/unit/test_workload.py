@@ -1,6 +1,7 @@
 """Drawn and replayed routing: no expert twice, loads as asked for, the same for a seed and only for it."""
 
 import math
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.workload import draw as workload
-from moe_routing_bench.workload import skew
+from moe_routing_bench.workload import skew, trace
 from moe_routing_kernels.errors import UserError
 
 SHAPES = st.integers(1, 20).flatmap(lambda experts: st.tuples(st.just(experts), st.integers(1, experts)))
@@ -112,12 +113,37 @@ def test_a_draw_again_has_a_bias_that_changes_choices_and_what_is_timed_has_none
         assert bool(inputs["bias"].any()) == bool((with_bias != without).any()) == differ
 
 
-def test_no_drawn_choice_is_a_tie():
+@pytest.mark.parametrize("top_k", [1, 4])
+def test_no_drawn_choice_is_a_tie(top_k):
     """The last expert chosen is ahead of the first one left out by what float32 scores tell apart; of so many tokens some would not be."""
-    cell = cell_of("routing", tokens=20_000, hidden=1, experts=64, top_k=4)
+    cell = cell_of("routing", tokens=20_000, hidden=1, experts=64, top_k=top_k)
     ordered = workload.draw_routing(cell, 3, "cpu").logits.sort(dim=1, descending=True).values
-    assert float((ordered[:, 3] - ordered[:, 4]).min()) > 9.9e-5
-    assert float((ordered[:, 2] - ordered[:, 3]).min()) < 9.9e-5, "nobody moves these"
+    assert float((ordered[:, top_k - 1] - ordered[:, top_k]).min()) > 9.9e-5
+    assert float((ordered[:, top_k] - ordered[:, top_k + 1]).min()) < 9.9e-5, "nobody moves these"
+
+
+@pytest.mark.parametrize("ep", [None, 4])
+def test_a_draw_again_has_the_loads_of_the_first_with_tokens_and_experts_in_another_order(ep):
+    """Those of its own seed, and of the first rank the same experts."""
+    one = cell(40, 16, 3, 0.8, "plackett_luce").but(ep=ep)
+    first, other = (loads(draw(one, seed), 16) for seed in (5, 6))
+    assert workload.again(5, 9) == 6 * 2**32 + 9
+    drawn = [draw(one, workload.again(5, nonce)) for nonce in (1, 2, 2**32 - 1)]
+    assert len({tuple(loads(ids, 16).tolist()) for ids in drawn}) == 3
+    local = 16 // (ep or 1)
+    for ids in drawn:
+        counts = loads(ids, 16)
+        assert counts.sort().values.tolist() == first.sort().values.tolist() != other.sort().values.tolist()
+        assert counts[:local].sort().values.tolist() == first[:local].sort().values.tolist()
+        assert not torch.equal(ids, draw(one, 5))
+
+
+def test_a_bias_is_a_tenth_of_the_scores_spread():
+    drawn = workload.draw_bias(20_000, workload.generator(1, "cpu"))
+    assert drawn.std() == pytest.approx(0.1, rel=0.03) and abs(drawn.mean()) < 0.003 and drawn.dtype == torch.float32
+    again = workload.selection_bias(8, workload.again(5, 1), "cpu")
+    assert torch.equal(again, workload.draw_bias(8, workload.generator(workload.again(5, 1), "cpu")))
+    assert not workload.selection_bias(8, 5, "cpu").any()
 
 
 def test_logits_and_tokens_are_standard_normal():
@@ -126,6 +152,45 @@ def test_logits_and_tokens_are_standard_normal():
     assert tokens.dtype == torch.bfloat16
     for drawn in (values, tokens.float()):
         assert abs(drawn.mean()) < 0.02 and drawn.std() == pytest.approx(1, abs=0.02)
+
+
+def test_a_trace_that_was_replaced_is_read_again(tmp_path):
+    """By another file of the same time and size, and by one of another size."""
+    path = tmp_path / "trace.parquet"
+
+    def write(rows, name="trace.parquet"):
+        pq.write_table(pa.table({"expert_ids": rows}), tmp_path / name)
+        os.utime(tmp_path / name, ns=(10**18, 10**18))
+
+    write([[3, 0], [1, 2]])
+    trace.check(path, 2, 4, 2)
+    write([[3, 3], [1, 2]], "other.parquet")
+    (tmp_path / "other.parquet").replace(path)
+    with pytest.raises(UserError, match="twice"):
+        trace.check(path, 2, 4, 2)
+    write([[3, 0], [1, 2]])
+    trace.check(path, 2, 4, 2)
+    before = path.stat().st_ino
+    path.write_bytes(path.read_bytes()[:-1])
+    os.utime(path, ns=(10**18, 10**18))
+    assert path.stat().st_ino == before
+    with pytest.raises(UserError):
+        trace.check(path, 2, 4, 2)
+
+
+@pytest.mark.parametrize(("tokens", "experts"), [(3, 4), (2, 5), (2, 4)])
+def test_a_trace_has_the_tokens_and_experts_that_are_asked_for(tokens, experts, tmp_path):
+    """Exactly as many will do."""
+    path = tmp_path / "trace.parquet"
+    pq.write_table(pa.table({"expert_ids": [[4, 0], [1, 2], [0, 3]], "constant": [7, 7, 7]}), path)
+    if experts == 5:
+        assert trace.read(path, tokens, experts, 2).tolist() == [[4, 0], [1, 2]]
+        assert len(trace.read(path, 3, 5, 2)) == 3
+    else:
+        with pytest.raises(UserError, match="ids 0 to 4"):
+            trace.read(path, tokens, experts, 2)
+    with pytest.raises(UserError, match="3 rows"):
+        trace.read(path, 4, 5, 2)
 
 
 def test_a_trace_of_several_layers_is_not_replayed_as_one(tmp_path):
