@@ -202,3 +202,43 @@ def test_a_model_of_several_names_and_its_sizes_share_a_panel():
     """Each name once, in order."""
     rows = frame(*(one("layer", tokens=8, hidden=64, model=model) for model in ("b", "a", "b", None)))
     assert set(times._panels(rows)) == {"layer: H64 (a, b)"}
+
+
+def test_of_a_bench_the_shape_of_most_numbers_of_tokens_comes_first():
+    rows = [
+        one("gate", tokens=tokens, experts=experts, median_us=1.0)
+        for experts, counts in ((8, (1, 2)), (16, (1, 2, 4)), (32, (1, 2)))
+        for tokens in counts
+    ]
+    found = times.over_tokens(frame(*rows)).marks["panel"]
+    assert list(found.unique()) == ["gate: E16", "gate: E32", "gate: E8"]
+
+
+def test_a_training_step_is_no_decoding():
+    rows = [one(bench, tokens=8, median_us=1.0) for bench in ("training", "layer")]
+    assert list(times.decode(frame(*rows)).marks["panel"].unique()) == ["layer: T8"]
+
+
+@pytest.mark.parametrize(
+    ("high", "verdict", "other", "ties"),
+    [
+        (1.02, "undecided", "cute", ["cute", "torch"]),
+        (0.99, "undecided", "cute", ["cute"]),
+        (1.02, "slower", "cute", ["cute"]),
+        (1.02, "undecided", "triton", ["cute"]),
+    ],
+)
+def test_who_ties_with_the_fastest(high, verdict, other, ties):
+    """Whose interval of the ratio to it ends above 1, though it begins below, and whom no verdict calls slower."""
+    known = {"best_other": other, "best_speedup_ci_low": 0.9, "best_speedup_ci_high": high, "best_verdict": verdict}
+    cell = frame(
+        one("routing", "torch", cell="a", median_us=2.0, **known), one("routing", "cute", cell="a", median_us=1.0)
+    )
+    assert composites.winners(cell) == ties
+
+
+def test_a_format_that_follows_another_is_not_said():
+    formats = {"dtype": "fp16", "packed": "fp16", "weights": "int4_g128"}
+    assert list(row_groups.labels(frame(one("experts", tokens=8, **formats)))) == ["T8 fp16 weights-int4_g128"]
+    plain = frame(one("experts", tokens=8, **formats | {"weights": "fp16", "packed": "fp8_row"}))
+    assert list(row_groups.labels(plain)) == ["T8 fp16 packed-fp8_row"]
