@@ -15,6 +15,7 @@ from moe_routing_bench.cli import (
     accuracy,
     choices,
     claims,
+    collect,
     compile,
     delivery,
     doctor,
@@ -30,7 +31,7 @@ from moe_routing_bench.cli import (
 from moe_routing_bench.cli import list as listed
 from moe_routing_bench.comparison import runs as compared
 from moe_routing_bench.config.axes import AXES
-from moe_routing_bench.grid.cell import Cell, Job, Settings
+from moe_routing_bench.grid.cell import ISOLATE, Cell, Job, Settings
 from moe_routing_bench.packages import PACKAGE
 from moe_routing_bench.quality import seeds_needed
 from moe_routing_bench.store import platforms
@@ -379,3 +380,44 @@ def test_a_plan_adds_up_the_seconds_of_runs(monkeypatch, capsys):
         "e8, 3 seeds: 2 rules at 0.0123, at a noise of 0.012 bits (assumed)",
     ]
     assert lines[6].startswith("estimated: ")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "cuda", "fine", "said"),
+    [
+        (None, None, True, "2.9, CPU build"),
+        (None, "13.0", True, "2.9, CUDA 13.0"),
+        ("H200", "13.0", True, "2.9, CUDA 13.0"),
+        ("H200", None, False, "2.9 is a CPU build, but there is a H200"),
+    ],
+)
+def test_a_torch_for_cpus_does_not_measure_a_gpu(monkeypatch, gpu, cuda, fine, said):
+    torch = SimpleNamespace(__version__="2.9", version=SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(doctor.importlib, "import_module", lambda name: torch)
+    assert doctor._check_torch(gpu) == ("torch", fine, said)
+
+
+@pytest.mark.parametrize(
+    ("named", "settings", "folder"),
+    [
+        ("nvidia-a", {"platform": "nvidia-b", "run": "r"}, ("nvidia-a", None)),
+        (None, {"platform": "nvidia-b", "run": "r"}, ("nvidia-b", "r")),
+        (None, {"run": "r"}, (None, "r")),
+    ],
+)
+def test_training_runs_are_of_the_platform_that_is_named_first(monkeypatch, named, settings, folder):
+    """That of the command line, without the run of the config; else that of the config."""
+    given = []
+    monkeypatch.setattr(collect, "effective", lambda *_: settings | {"quality": ["q"], "perft": ["p"]})
+    monkeypatch.setattr(collect, "platform_of", lambda *values: given.append(values) or "folder")
+    monkeypatch.setattr(collect.plan, "expand", lambda *values: values)
+    assert collect._planned(None, None, named) == ((["q"], ["p"], "folder"), "folder") and given == [folder]
+
+
+def test_without_a_word_plugins_alone_are_isolated(monkeypatch):
+    given = []
+    monkeypatch.setattr(options.by_hand, "jobs", lambda *values: given.append(values) or [])
+    options.asked_jobs("gate", [" cute", "torch "], {}, [], None, {"model": None, "tokens": ["8,9"]})
+    assert (
+        given == [("gate", ["cute", "torch"], {"tokens": [8, 9]}, {}, [], {}, ISOLATE[0])] and ISOLATE[0] == "plugins"
+    )

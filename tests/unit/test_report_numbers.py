@@ -1,13 +1,14 @@
 """Numbers of pages and of replayed seed documents, each by itself: which row, over which, in what unit, of values that all differ."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.report import quantised_weights, run_pages, seeds, site
+from moe_routing_bench.report import page, quantised_weights, render, run_pages, seeds, site, words
 from moe_routing_bench.report.document import Dot
 from moe_routing_bench.report.seeds import block_profiles, dispatch, kernels, models, predecessor, products
 
@@ -306,3 +307,47 @@ def test_a_dispatch_is_a_prefill_and_all_steps(monkeypatch):
     assert dispatch._name(row("a", 1.0, "hung")) == "a, hung: why"
     with pytest.raises(KeyError):
         dispatch._row(phases, "decode", "nothing")
+
+
+def test_two_gpus_are_compared_in_runs_of_one_name():
+    """Of other cards, with a row in common; a CPU is none."""
+
+    def table(cell="a", gpu="H200"):
+        return frame(one("gate", cell=cell, median_us=1.0, gpu_name=gpu, gpu_uuid=gpu, platform="p"))
+
+    tables = {name: table() for name in ("h100", "h200", "h100.decode", "h200.decode", "h200.layers", "a100.layers")}
+    tables |= {"cpu": table(gpu=None), "a100.decode": table("other")}
+    assert run_pages.pairs(tables) == [("h100", "h200"), ("h100.decode", "h200.decode"), ("h200.layers", "a100.layers")]
+
+
+def test_a_dashed_line_leaves_out_names():
+    """From 18 below the top of a dot in its way to 4 below that of the next; pieces of at most three are none."""
+    found = page._reference("7", 100.0, [20.0, 36.0])
+    assert found == [f'<line class="reference" x1="7" x2="7" y1="{a}" y2="{b}"/>' for a, b in ((2, 24), (54, 100))]
+    assert len(page._reference("7", 100.0, [20.0, 38.1])) == 3
+
+
+def test_the_ways_of_stages_are_said_where_they_differ():
+    """Stages that an implementation does not name are torch; one way throughout is not said."""
+    bench = SimpleNamespace(stages=[SimpleNamespace(name=name) for name in ("router", "permute", "pack", "combine")])
+
+    def made(name="cute", **parts):
+        return words._made(
+            SimpleNamespace(name=name, parts={key.replace("_", "+"): way for key, way in parts.items()}), bench
+        )
+
+    assert made() == made(router="cute", permute_pack="cute", combine="cute") == ""
+    assert made(router="cute", permute_pack="experts.tile:gather") == (
+        "combine by torch; router by cute; permute+pack by gather of tile"
+    )
+    assert words._kernel("triton") == "triton" and words._kernel("layer.cute_dependent") == "cute_dependent"
+
+
+def test_without_quantised_weights_there_is_no_section_of_formats(monkeypatch):
+    matrix, seen = pd.DataFrame(), []
+    monkeypatch.setattr(render.format_bars, "lines", lambda *given: seen.append(given) or ["bar"])
+    for lines, found in (([], None), (["line"], (["line"], ["bar"]))):
+        monkeypatch.setattr(render.quantised_weights, "lines", lambda *given, lines=lines: lines)
+        got = render._quantised(matrix, None)
+        assert (got and (got.lines, got.bars)) == found
+    assert len(seen) == 1 and seen[0][1] == {}
