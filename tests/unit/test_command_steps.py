@@ -162,13 +162,15 @@ def test_the_list_says_which_is_the_baseline(monkeypatch):
 
 
 def test_a_signal_that_is_ignored_stays_so():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    """Whatever the process of the tests was started with."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in delivery._ENDING}
     try:
-        assert delivery._heeded() == [signal.SIGINT, signal.SIGTERM]
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         assert delivery._heeded() == [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert delivery._heeded() == [signal.SIGINT, signal.SIGTERM]
     finally:
-        signal.signal(signal.SIGHUP, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_rows_wait_for_their_delivery(capsys):
@@ -198,6 +200,7 @@ def test_the_doctor_says_what_is_there_and_what_is_not(monkeypatch):
     monkeypatch.setattr(doctor.platforms, "gpu_name", lambda: None)
     monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
     monkeypatch.setattr(doctor, "_check_config", lambda: ("config", None, "none"))
+    monkeypatch.setattr(doctor, "_check_torch", lambda gpu: ("torch", True, "2.9"))
     found = {what: (fine, said) for what, fine, said in doctor._checks()}
     assert found["python"] == (True, f"{sys.version_info.major}.{sys.version_info.minor}")
     assert found["gpu"] == (None, "none: measuring on the CPU") and found["triton"] == (True, "available")
