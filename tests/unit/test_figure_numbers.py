@@ -71,6 +71,13 @@ def test_the_cells_that_are_shown_are_those_with_most_implementations_and_tokens
     ]
     shown = composites.choose(frame(*rows))
     assert list(shown["cell"].unique()) == ["model", "even", "skewed", "small", "few"]
+    names = [f"i{i}" for i in range(composites.MOST_PER_CELL)]
+    cells = [
+        row
+        for i in range(8)
+        for row in composite(f"c{i}", {name: 1.0 + i for i, name in enumerate(names)}, tokens=8 - i)
+    ]
+    assert list(composites.choose(frame(*cells))["cell"].unique()) == [f"c{i}" for i in range(5)], "30 bars, of 6 each"
     names = [f"i{i}" for i in range(composites.MOST_PER_CELL + 3)]
     many = composites.choose(frame(*composite("a", {name: 9.0 - i for i, name in enumerate(names)})))
     assert set(many["implementation"]) == set(names[3:])
