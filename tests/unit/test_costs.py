@@ -71,6 +71,7 @@ def test_sets_on_several_cards_are_counted_and_the_lower_of_equal_ranges_is_told
     found = cost_of_skew(frame(*rows))
     assert "pack at skew 1 over 0 2.00x (2.00x to 2.00x; 1 pair: " in found
     assert found.endswith(", and 2 pairs not comparable: measured on different cards.")
+    assert cost_of_skew(frame(*rows[4:])).endswith(": pack 2 pairs not comparable: measured on different cards.")
 
 
 def test_skews_of_a_capacity_rise():

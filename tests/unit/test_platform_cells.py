@@ -350,3 +350,12 @@ def test_a_preview_is_the_first_panel_with_its_own_colours():
     ]
     shown = platform_sections.preview(cells)
     assert shown and set(shown.colors) == {SERIES_OF_OURS, "torch_loop"} and len(shown.marks) == 6
+
+
+def test_what_the_form_proposes_of_an_axis_rises():
+    """Families of formats first, then those that were measured and the one that all may ask for; numbers that were measured alone."""
+    cells = [cell(weights=form, tokens=tokens) for form, tokens in (("nvfp4", 512), ("e4m3_g128", 8), ("int4_g32", 64))]
+    assert platform._known("tokens", cells) == [8, 64, 512]
+    found = platform._known("weights", cells)
+    assert found[-4:] == ["e4m3_g128", "int4_g32", "mxfp4", "nvfp4"] and found[:-4] == list(platform.nearest.FAMILIES)
+    assert platform._known("phase", cells) == ["prefill", "decode", "training"]
