@@ -13,7 +13,9 @@ import torch
 import rank_processes
 from campaign import CAMPAIGN
 from moe_routing_bench import api
+from moe_routing_bench.benches.checks import tolerance
 from moe_routing_bench.benches.ep_exchange import all_to_all
+from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.ranks import devices, of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.expand import cell_of
@@ -120,6 +122,25 @@ def test_sums_and_bytes_of_the_way_back_by_hand() -> None:
         cost = definition.cost(cell, inputs, definition.empty_outputs(cell, inputs), expected)
         ranks = {"ep_combine": (40 + 5 * 8 + 24, 24), "ep_pair": (40 + 24 + 24 + 24, 40 + 16 + 24)}
         assert (cost.read_bytes, cost.write_bytes, cost.flops) == (*ranks[name], 0)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("bench", ["ep_combine", "ep_layer"])
+def test_limits_count_what_is_rounded_on_the_way(bench: str, dtype: str) -> None:
+    """Sums of float32 have two roundings for each of a token's experts more; in 16 bits these vanish beside those of what travels."""
+    axes = {"tokens": 12} | ({"intermediate": 8} if bench == "ep_layer" else {})
+    cell, definition = cell_of(bench, **SIZES | axes | {"dtype": dtype}), BENCHES[bench].definition()
+    inputs = definition.build(cell, 3, "cpu")
+    inputs |= definition.shared(cell, 3, "cpu") if bench == "ep_layer" else {}
+    expected = definition.reference(cell, inputs)
+    outputs = definition.empty_outputs(cell, inputs)
+    known = parts(expected, "combined") or expected["combined"].split(shares(12, 2))
+    for rank, part in enumerate(known):
+        outputs[f"combined@{rank}"].copy_(part)
+    parts_of_layer = experts.roundings(cell) if bench == "ep_layer" else 0
+    roundings = parts_of_layer + 2 + (2 * cell.top_k if dtype == "fp32" else 0)
+    found = definition.check(cell, inputs, outputs, expected)
+    assert (found.tolerance, found.error) == (tolerance(dtype, roundings), None)
 
 
 def exchanged() -> tuple[Cell, dict[str, torch.Tensor]]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from moe_routing_kernels import ops
-from moe_routing_kernels.ops import backends
+from moe_routing_kernels.ops import backends, weight_layouts
 
 torch.set_num_threads(1)
 TOKENS, EXPERTS, HIDDEN, INTERMEDIATE = 6, 4, 16, 8
@@ -82,3 +82,8 @@ def test_compiled_code_is_silent() -> None:
     call = CALLS["experts", "w2"]
     assert spoken(torch.compile(call, backend="eager", fullgraph=True), given) == []
     assert len(spoken(call, given)) == 1
+
+
+def test_copies_are_counted_in_mebibytes() -> None:
+    weights = [torch.empty(3, 2**19, dtype=torch.bfloat16, device="meta"), torch.empty(2**18, device="meta")]
+    assert weight_layouts._mebibytes(weights) == 4.0

@@ -174,6 +174,12 @@ def test_a_capacity_is_the_decimal_product_rounded_up(factor: float, tokens: int
     assert ops.capacity_of(factor, tokens, top_k, experts) == min(tokens, math.ceil(exact))
 
 
+@pytest.mark.parametrize(("factor", "rows"), [(1.1, 11), (0.7, 7), (2.3, 23), (1.11, 12), (1.0, 10)])
+def test_a_factor_is_its_decimals(factor: float, rows: int) -> None:
+    """Not its binary value, which is a little more: 1.1 times ten rows are eleven."""
+    assert ops.capacity_of(factor, 100, 1, 10) == rows
+
+
 @pytest.mark.parametrize("factor", [0, -1.25, math.nan, math.inf])
 def test_a_factor_that_is_none_is_explained(factor: float) -> None:
     with pytest.raises(UserError, match=r"capacity factor: got .*; allowed: a number above 0") as caught:

@@ -16,7 +16,7 @@ from mailbox_messages import Messages
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.ops import ep
-from moe_routing_kernels.routing.placement import plan
+from moe_routing_kernels.routing.placement import Placement, plan
 
 HIDDEN, INTERMEDIATE, EXPERTS, TOP_K = 16, 8, 12, 3
 Case = dict[str, Any]
@@ -253,3 +253,30 @@ def test_tokens_take_replicas_in_turn() -> None:
     assert placement.replicas[0] == 2 and len(set(ids[:, 0].tolist())) == 2
     assert [held[slot] for slot in ids[:, 0]] == [0] * 4
     assert [held[slot] for slot in ids[:2, 1]] == [1, 2] and ids[2:, 1].tolist() == [-1, -1]
+
+
+def test_an_expert_with_fewer_replicas_has_its_first_again() -> None:
+    placement = Placement(((0, 1), (0, 2), (3, 2)))
+    slots, replicas = ep._slots(placement, torch.device("cpu"))
+    assert slots.tolist() == [[0, 2], [1, 1], [3, 5], [4, 4]] and replicas.tolist() == [2, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"most_tokens": 2}, "most_tokens: got 2; allowed: a whole number, at least the 3 tokens"),
+        ({"local": 2**23}, "experts: got 16777216"),
+        ({"x": torch.ones(4, 8)}, "topk_ids|weights|inverse"),
+    ],
+)
+def test_what_a_rank_sees_is_refused_before_others_wait(changes: dict, said: str) -> None:
+    given = {"x": torch.ones(3, 8), "ids": torch.zeros(3, 2, dtype=torch.int32), "weights": torch.ones(3, 2)}
+    given |= {"local": 4, "residual": None, "most_tokens": 3, "ranks": 2}
+    ep._check(**given)
+    with pytest.raises(UserError, match=said):
+        ep._check(**given | changes)
+
+
+def test_a_rank_gets_a_token_once_however_many_of_its_experts_it_chose() -> None:
+    ids = torch.tensor([[0, 1, 5], [3, -1, 2], [-1, -1, -1]], dtype=torch.int32)
+    assert ep._destinations(ids, 3, 2).tolist() == [[0, -1, 2], [-1, 1, -1], [-1, -1, -1]]

@@ -185,3 +185,9 @@ def test_the_table_names_losses_that_its_rules_know():
     assert all(set(rule.losses) <= set(rule.load().known_losses) for rule in ZOO.values())
     assert all(set(OPTIONS[name]) <= set(ZOO[name].options) for name in OPTIONS)
     assert set(COMMON_LOSSES) <= {loss for rule in ZOO.values() for loss in rule.load().known_losses}
+
+
+def test_which_rules_have_no_network():
+    """Hashes of what a token is or where it stands, and slots with parameters of their own; all others learn logits."""
+    without = {name for name, line in ZOO.items() if not line.load().takes_network}
+    assert without == {"hash_balanced", "hash_position", "hash_random", "soft_moe"}

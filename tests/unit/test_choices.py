@@ -6,10 +6,13 @@ from dataclasses import replace
 import pytest
 
 from moe_routing_kernels import choices
-from moe_routing_kernels.choices import Entry, Shape, choose, distance, fastest
+from moe_routing_kernels.choices import Entry, Shape, choose, chooser, distance, fastest
 from moe_routing_kernels.choices.chooser import preferred
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.implementations import ranked
+from moe_routing_kernels.layer import Layer
+from moe_routing_kernels.permute import RowLayout
+from moe_routing_kernels.target import Target
 
 SHAPE = Shape(4096, 128, 8, 2048, 768, "swiglu", "bf16", "bf16", "bf16", None, "sm_90")
 ABLE = ("cute", "cute_gather", "triton_gather", "triton")
@@ -70,6 +73,31 @@ def test_equally_near_cells_are_pooled_by_what_most_of_them_have() -> None:
     assert fastest([{"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0}], ["b", "a"]) == "b"
     times = [{"a": 1.0, "b": 2.2, "c": 9.0}, {"a": 4.0, "b": 2.2, "c": 1.0}]
     assert fastest(times, ["c", "b", "a"]) == "a", "twice as long as the fastest in the geometric mean, b 2.2 times"
+
+
+def test_a_cell_that_is_a_little_farther_is_not_asked() -> None:
+    near, farther = entry({"cute": 2.0, "triton": 3.0}, tokens=4608), entry({"cute": 9.0, "triton": 1.0}, tokens=5120)
+    assert choose(SHAPE, ABLE, [near, farther]) == choose(SHAPE, ABLE, [farther, near]) == "cute"
+
+
+def test_times_are_over_the_fastest_of_their_cell() -> None:
+    """Of two names in two cells each, one in common: the one that is a little behind there, and not ten times elsewhere."""
+    cells = [{"a": 10.0, "b": 11.0}, {"a": 10.0, "c": 1.0}, {"b": 10.0, "d": 9.0}]
+    assert fastest(cells, ["a", "b", "c", "d"]) == "b"
+
+
+def test_the_shape_of_a_layer_is_that_of_all_ranks() -> None:
+    """The capacity factor is over the mean rows of an expert of all of them."""
+    layout = RowLayout(64, 2, 4, capacity=24, ranks=4)
+    layer = Layer(layout, 96, 32, "swiglu", "bf16", "bf16", "bf16")
+    found = chooser._shape(layer, Target.named("sm_90a"))
+    assert (found.tokens, found.experts, found.top_k, found.hidden, found.intermediate) == (64, 16, 2, 96, 32)
+    assert found.capacity_factor == 3.0 and found.mean_rows == 8.0
+    assert (
+        chooser._shape(replace(layer, layout=replace(layout, capacity=None)), Target.named("sm_90a")).capacity_factor
+        is None
+    )
+    assert replace(found, capacity_factor=0.5).mean_rows == 4.0
 
 
 def test_distance_is_in_octaves() -> None:

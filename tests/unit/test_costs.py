@@ -56,3 +56,30 @@ def test_cost_of_a_capacity_factor(tight, loose):
     )
     silent = "Time with a capacity factor against none: not measured."
     assert cost_of_capacity(frame(*rows[1:3])) == cost_of_capacity(frame(rows[0])) == silent, "factors alone"
+
+
+def test_sets_on_several_cards_are_counted_and_the_lower_of_equal_ranges_is_told():
+    """Two sets whose ends are on different cards, one that is whole: 0 to 1 before 0.5 to 1.5, which is as wide."""
+    rows = [
+        ran(10.0, 0.5, tokens=64),
+        ran(30.0, 1.5, tokens=64),
+        ran(10.0, 0.0, tokens=128),
+        ran(20.0, 1.0, tokens=128),
+    ]
+    for tokens in (256, 512):
+        rows += [ran(10.0, 0.0, tokens=tokens), ran(90.0, 1.0, tokens=tokens, gpu_uuid="GPU-2")]
+    found = cost_of_skew(frame(*rows))
+    assert "pack at skew 1 over 0 2.00x (2.00x to 2.00x; 1 pair: " in found
+    assert found.endswith(", and 2 pairs not comparable: measured on different cards.")
+    assert cost_of_skew(frame(*rows[4:])).endswith(": pack 2 pairs not comparable: measured on different cards.")
+
+
+def test_skews_of_a_capacity_rise():
+    rows = [
+        ran(us, skew, capacity_factor=factor)
+        for skew in (8.0, 1.0, 2.5)
+        for us, factor in ((10.0, None), (5.0 + skew, 1.0))
+    ]
+    found = cost_of_capacity(frame(*rows))
+    places = [found.index(f"and skew {skew} ") for skew in ("1", "2.5", "8")]
+    assert places == sorted(places) and "skew 2.5 0.75x" in found and "skew 8 1.30x" in found

@@ -83,6 +83,139 @@ def test_ranks_divide_the_experts() -> None:
     assert (half.weights, half.read, half.expert) == (whole.weights / 2, whole.read / 2, whole.expert)
 
 
+def test_the_sizes_of_a_layer_are_those_of_its_axes() -> None:
+    """Operations, and bytes in bf16 with weights of int4, of three products per expert; what is shared is read by every token."""
+    values = {"tokens": 16, "hidden": 64, "intermediate": 96, "experts": 40, "top_k": 2, "shared_intermediate": 32}
+    found = estimates.sizes(job_of(**values).cell)
+    expert, shared = 3 * 64 * 96, 3 * 64 * 32
+    assert found == estimates.Sizes(
+        flops=2 * 16 * (2 * expert + shared),
+        weights=2 * (40 * expert + shared),
+        read=2 * (32 * expert + shared),
+        expert=2 * expert,
+        moved=2 * (2 * 64 * (16 + 32) + 16 * 40) + 16 * 32,
+    )
+    half = estimates.sizes(job_of(**values, weights="int4_g32").cell)
+    assert half.expert == expert / 2 and half.weights == 40 * expert / 2 + 2 * shared
+    two = estimates.sizes(job_of(**values | {"activation": "relu2"}).cell)
+    assert (two.expert, two.flops) == (2 * expert * 2 / 3, found.flops * 2 / 3)
+
+
+def test_a_training_step_takes_three_times_the_operations_and_moves_gradients() -> None:
+    values = {"tokens": 16, "hidden": 64, "intermediate": 96, "experts": 40, "top_k": 2}
+    layer, step = (estimates.sizes(job_of(bench, **values).cell) for bench in ("layer", "training"))
+    assert step.flops == 3 * layer.flops and step.moved == layer.moved + layer.weights
+
+
+def test_a_router_has_scores_of_all_experts_and_no_rows() -> None:
+    found = estimates.sizes(job_of("router", ["torch"], tokens=16, hidden=64, experts=40, top_k=2).cell)
+    assert (found.flops, found.weights, found.expert) == (2 * 16 * 64 * 40, 0, 0)
+    assert found.moved == 2 * (2 * 64 * 16 + 16 * 40) + 16 * 32
+
+
+NO_TIME = {"flops": math.inf, "wide_flops": math.inf, "bytes": math.inf, "checked": 0.0, "drawn": 0.0}
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """The estimate of two implementations of a layer, one of them with a twin, at rates of which all but some take no time."""
+    monkeypatch.setattr(platforms, "missing", lambda *_: None)
+    values = {"tokens": 16, "hidden": 64, "intermediate": 96, "experts": 40, "top_k": 2}
+
+    def found(platform="nvidia-h200", names=("cute", "torch_loop"), settings=None, **rates):
+        known = NO_TIME | {"start": 0.0, "each": 0.0, "share": 0.25} | rates
+        monkeypatch.setattr(estimates, "_GPU", estimates.Rates(**known))
+        monkeypatch.setattr(estimates, "_cpu", lambda dtype, threads: estimates.Rates(**known))
+        least = {"max_seconds": 1e-9, "max_blocks": 40} | (settings or {})
+        return estimates.estimate(replace(job_of(names=names, **values, settings=least), twins=("cute",)), platform)
+
+    return found
+
+
+def test_each_rate_has_its_share_of_the_seconds(taken) -> None:
+    """Three entries make 70 calls each until they are checked, and three in the samples; a reference is drawn five times."""
+    size = taken().sizes
+    calls = 3 * (70 + 3)
+    for rates, seconds, step in (
+        ({"start": 7.0}, 7.0, 0.0),
+        ({"each": 5.0}, 2 * 5.0, 0.0),
+        ({"flops": 3.0}, calls * size.flops / 3, 30 * size.flops / 3),
+        ({"wide_flops": 3.0}, 5 * size.flops / 3, 5 * size.flops / 3),
+        ({"checked": 3.0}, 2 * 3 * size.weights, 0.25 * 3 * size.weights),
+        ({"drawn": 3.0}, 3 * 40 * 64 * 96 * 3, 3 * 40 * 64 * 96 * 3),
+        (
+            {"bytes": 3.0},
+            (calls * (size.read + size.moved) + 5 * size.moved) / 3,
+            30 * (size.read + size.moved) / 3,
+        ),
+    ):
+        found = taken(**rates)
+        blocks = {"flops": 1e12, "bytes": 1e12}  # many, so that three calls of each are fewer
+        if set(rates) & set(blocks):
+            found = taken(**rates, settings={"max_blocks": 1000})
+        assert found.seconds == pytest.approx(seconds, rel=1e-6, abs=1e-6), rates
+        assert found.step == pytest.approx(step, rel=1e-6), rates
+
+
+def test_samples_take_the_seconds_that_are_asked_for_or_all_blocks(taken) -> None:
+    """Of three entries 40 blocks, each of three samples of 4 ms."""
+    assert taken(settings={"max_seconds": 1.25}).seconds == 1.25
+    assert taken(settings={"max_seconds": 99.0}).seconds == pytest.approx(3 * 40 * 3 * 0.004)
+
+
+def test_long_turns_and_compilers_take_their_seconds(taken, monkeypatch) -> None:
+    """Long turns on a GPU, from calls of a certain size; compilers on a CPU, of the implementations that need one."""
+    few = taken().seconds
+    monkeypatch.setattr(estimates, "_LIMITED", taken().sizes.flops)
+    assert taken(settings={"turn_seconds": 1.5}).seconds - few == pytest.approx(2 * (2 * 1.5 + 2.4))
+    names = [one.name for one in BENCHES["layer"].implementations if "compiler" in one.requires]
+    assert names and taken("cpu", [*names, "cute"]).seconds == pytest.approx(20 * len(names))
+
+
+def test_memory_is_of_weights_and_sets_and_what_is_copied(taken) -> None:
+    """Three sets at least; five draws of three more, the copies of one implementation, and the process of a CPU."""
+    found, cpu = taken(), taken("cpu")
+    size = found.sizes
+    assert found.least == cpu.least == size.weights + 3 * size.moved
+    assert found.memory == found.least + 15 * size.moved and cpu.memory == found.memory + 2**30
+    copies = taken(names=("cute", "transformers_batched_mm"), bytes=3.0)
+    assert copies.memory == found.memory + 16 * 2 * size.expert
+    assert copies.step == pytest.approx(30 * (size.read + size.moved + 2 * 16 * 2 * size.expert) / 3)
+
+
+def test_what_the_processor_lacks_is_slow(monkeypatch) -> None:
+    """Operations a second of a thread, by what its cores have for the format."""
+    for dtype, flags, rate in (
+        ("fp32", "", 12e9),
+        ("fp32", "avx512f", 25e9),
+        ("bf16", "", 2e9),
+        ("bf16", "avx512f", 10e9),
+        ("bf16", "avx512f avx512_bf16", 50e9),
+        ("bf16", "avx512f amx_bf16 avx512_bf16", 150e9),
+        ("fp16", "avx512f", 1e9),
+        ("fp16", "asimdhp", 50e9),
+    ):
+        monkeypatch.setattr(doctor, "cpu_flags", lambda flags=flags: set(flags.split()))
+        found = estimates._cpu(dtype, 3)
+        wide = 25e9 if "avx512f" in flags else 12e9
+        assert (found.flops, found.wide_flops, found.bytes) == (3 * rate, 2 * 3 * wide, 2.5e9), (dtype, flags)
+
+
+def test_a_limit_is_in_whole_minutes_and_none_that_is_refused() -> None:
+    """Four times the step, which may be wrong by as much, and a day at most."""
+    assert [estimates._longer(step) for step in (1.0, 15.0, 15.1, 1e9)] == [60, 60, 120, 24 * 3600]
+
+
+def test_sizes_have_two_digits_below_ten() -> None:
+    assert [estimates._gb(size) for size in (0.25e9, 2.34e9, 9.96e9, 10e9, 141.4e9)] == [
+        "0.25 GB",
+        "2.3 GB",
+        "10 GB",
+        "10 GB",
+        "141 GB",
+    ]
+
+
 def test_a_twin_takes_blocks_of_its_own_and_long_calls_take_longer_than_is_asked() -> None:
     """Three calls of each, whatever the limit in seconds; where the blocks are few, these."""
 

@@ -79,6 +79,17 @@ def test_candidates_ran_in_half_of_the_cells() -> None:
     )
 
 
+def test_the_geometric_mean_ranks() -> None:
+    """8 and 1 against 4 and 3: the arithmetic mean would take the other one."""
+    rows = [
+        ran("cute", 4.0, 1, **CI),
+        ran("cute", 3.0, 2, **CI),
+        ran("triton", 8.0, 1, **CI),
+        ran("triton", 1.0, 2, **CI),
+    ]
+    assert against_baseline(*base(), *rows).startswith("pack: cute has the largest speed-up, 3.46x")
+
+
 def test_what_cannot_be_compared() -> None:
     assert fastest() == fastest(one("combine", "cute", speedup=2.0)) == "pack: not measured."
     assert fastest(ran("cute", 0.0)) == "pack: not measured.", "a speed-up is above 0"
@@ -233,6 +244,8 @@ def test_what_a_capacity_drops() -> None:
         == "What a capacity factor drops of drawn loads (median share of assignments over 1 routing; trained routers are under Quality): 1.25 at skew 0.5: 10.0%."
     )
     assert findings.drops(frame(*rows[5:])) == "What a capacity factor drops: not measured on loads that differ."
+    uneven = routed(0.25, 1.0, sampler="exact")
+    assert "at skew 1: 25.0%" in findings.drops(frame(uneven)), "only even loads are balanced by construction"
     even = routed(0.0, 0.0, sampler="exact")
     assert findings.drops(frame(even)) == findings.drops(frame()), "balanced by construction"
     assert "at skew 0: 30.0%" in findings.drops(frame(even | {"sampler": "plackett_luce", "drop_rate": 0.3}))

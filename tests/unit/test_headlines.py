@@ -60,7 +60,7 @@ def said(rule, *rows):
 @pytest.mark.parametrize(
     ("other", "rivals", "text"),
     [
-        ("triton", {"vllm": 30.0, "torch": 50.0}, "(ours, too; vllm, the fastest rival there, takes 3.00x as long)"),
+        ("triton", {"torch": 50.0, "vllm": 30.0}, "(ours, too; vllm, the fastest rival there, takes 3.00x as long)"),
         ("triton", {}, "(ours, too)"),
         ("vllm", {"torch": 50.0}, ""),
     ],
@@ -68,6 +68,7 @@ def said(rule, *rows):
 def test_a_lead_over_another_kernel_of_ours_says_so_and_names_the_fastest_rival(other, rivals, text):
     first = ran("a", "cute", 10.0, "faster", 1.4, best_other=other)
     rest = [ran("a", name, us, "slower", 0.5) for name, us in ({other: 14.0} | rivals).items()]
+    rest += [ran("a", "vllm", 11.0, gpu_uuid="GPU-2"), ran("b", "vllm", 12.0)]
     found = said(headlines.fastest, first, *rest)
     assert f"as fast as {other}" in found and (text in found if text else "ours" not in found)
 
@@ -331,6 +332,73 @@ def test_skew():
     )
 
 
+def test_the_implementation_that_leads_in_most_cells_is_named():
+    """Not the first of the rows; each cell of each card counts, and suspect ones are not drawn."""
+    rows = [ran("z", "quack", 10.0, "faster", 1.7), *pair("a", 1.2), *pair("b", 1.4), *pair("a", 1.3, gpu_uuid="GPU-2")]
+    assert "cute is faster than the best other implementation, beyond noise, in 3 of 4 cells" in said(
+        headlines.fastest, *rows
+    )
+    found = headlines.fastest(sound(*rows), frame(*rows, *pair("s", 9.0, suspect=True)))
+    assert found and [value for *_, value in drawn(found)] == [1.4, 1.3, 1.2]
+
+
+def test_a_share_has_the_interval_of_its_time():
+    """The longer the time, the smaller the share; an interval that is not symmetric has ends of its own."""
+    row = pd.Series({"share_of_roofline": 0.6, "median_us": 10.0, "ci_low_us": 8.0, "ci_high_us": 15.0})
+    assert headlines._of_roofline(row) == pytest.approx((0.6, 0.4, 0.75))
+
+
+def test_no_more_than_five_sentences(monkeypatch):
+    """Of six rules that speak the last is silent."""
+    rows = frame(*pair("a", 1.2))
+    for name in ("near_the_limit", "formats", "skew", "quality", "left_over"):
+        rule = lambda _, name=name: headlines.Sentence(f"{name}.", "rows")  # noqa: E731
+        rule.__name__ = name
+        monkeypatch.setattr(headlines, name, rule)
+    monkeypatch.setattr(headlines.compare, "finals", lambda trained: trained)
+    texts = [one.text.partition(":")[0] for one in headlines.headlines(rows, rows)]
+    assert texts == ["routing", "near_the_limit.", "formats.", "skew.", "quality."]
+
+
+def test_why_nothing_is_found():
+    """Verdicts against the best other count, and not those against the baseline; twins and cells are told in words."""
+    rows = [
+        row | {"verdict": "faster", "best_speedup": ratio}
+        for row, ratio in zip(pair("a", 1.01, None), (1.01, 0.99), strict=True)
+    ]
+    assert headlines.unfound(frame(*rows)).startswith(
+        "no implementation was entered twice, so that differences up to 11 %"
+    )
+    twins = [row | {"twin_speedup": 1.0} for row in rows]
+    assert headlines.unfound(frame(*twins)).startswith("2 implementations were entered twice, and ")
+    assert headlines.unfound(frame(rows[0], twins[1])).startswith("1 implementation was entered twice, and ")
+    same = pair("a", 1.01, "same")
+    assert headlines.unfound(frame(*same)).startswith("of 2 rows with a verdict, none that is sound ")
+    assert headlines.unfound(frame(*pair("a", 1.5))).startswith(
+        "no rule has something to say of these rows, 1 of which is faster"
+    )
+    alone = ran("a", "cute", 1.0)
+    assert headlines.unfound(frame(alone)) == "no cell has times of two implementations to compare."
+
+
+def test_skew_is_told_of_the_widest_bench_and_of_the_fastest_there():
+    """A stage of its own says nothing where a composite has rows; equal ranges and sizes, so the time decides. What did not converge is out."""
+
+    def of(us, skew, name="cute", bench="routing", **values):
+        return ran(f"{bench}{skew}", name, us, skew=skew, bench=bench, **values)
+
+    stage = [of(1.0, 0.0, bench="pack"), of(9.0, 1.5, bench="pack")]
+    slow = [of(20.0, 0.0, "triton"), of(60.0, 1.5, "triton")]
+    quick = [of(10.0, 0.0), of(20.0, 1.5)]
+    found = costs.skew(frame(*stage, *slow, *quick))
+    assert found and found.text.startswith("routing: at skew 1.5 cute takes 2.00x ")
+    assert costs.skew(frame(quick[0], quick[1] | {"converged": False, "best_verdict": "faster"})) is None
+    for us, told_apart in ((100.0, False), (99.0, False), (97.0, True), (101.0, False), (103.1, True)):
+        ends = {"ci_low_us": us - 0.1, "ci_high_us": us + 0.1}
+        pair_ = [of(100.0, 0.0, ci_low_us=99.9, ci_high_us=100.1), of(us, 1.5, **ends)]
+        assert (costs.skew(frame(*pair_)) is not None) == told_apart, us
+
+
 def trained(name, losses, causal=True, left=(0.2, 0.1), label="e8", **values):
     """Final evaluations of a rule, a seed each."""
     return [
@@ -388,6 +456,12 @@ def test_quality():
     found = trained_rules.quality(pd.DataFrame([*A, *B, *C]))
     assert found and drawn(found) == [("a", "chosen", 1.01), ("c", "hollow", 1.01), ("b", "", 2.01)]
     assert told(trained_rules.quality, A, C) == told(trained_rules.quality, A) == ""
+    half = stats.t.ppf(0.975, 2) * 0.01 / 3**0.5
+    assert found.picture
+    first = found.picture.dots[0]
+    assert (first.low, first.high) == pytest.approx((1.01 - half, 1.01 + half), rel=1e-3)
+    many = [trained(name, [1.0 + i / 100 for i in range(9)], label="more runs") for name in ("a", "b")]
+    assert told(trained_rules.quality, A, B, C, *many).startswith("Quality (e8)"), "of most rules, not of most runs"
     assert (
         told(trained_rules.quality, A[:1], B[:1])
         == told(trained_rules.quality, trained("a", (1.0,), causal=False))
@@ -404,6 +478,10 @@ def test_what_trained_rules_leave_over():
     high = trained("h", (1.0, 1.01, 1.02), left=(0.4, 0.1))
     assert told(trained_rules.left_over, A, middle, high) == text + "."
     assert "31.0% (" in told(trained_rules.left_over, middle, high), "of two the lower one"
+    two = trained_rules.left_over(pd.DataFrame([*A[:2], *middle, *high[:1]]))
+    half = stats.t.ppf(0.975, 1) * 0.005
+    assert two and two.picture and [dot.name for dot in two.picture.dots] == ["a", "m"], "one seed has no interval"
+    assert (two.picture.dots[0].low, two.picture.dots[0].high) == pytest.approx((0.205 - half, 0.205 + half))
     wild = trained("w", (1.0, 1.01, 1.02), left=(0.0, 0.1))
     wild[0] |= {"drop_rate_by_factor": [0.7, 0.1]}  # the largest of all in one seed, the least in the mean
     assert "31.0% (" in told(trained_rules.left_over, wild, middle, high), "rules are ordered by their means over seeds"

@@ -135,6 +135,8 @@ def test_a_run_of_some_cells_is_silent_where_another_has_all() -> None:
     both = reached.lines([BY_NAME[FASTEST]], {"some": frame(*cells()[:6]), "others": frame(*cells()[6:9])})
     assert [(one.where, one.cells) for one in both] == [("some", "2 of 11"), ("others", "1 of 11")]
     apart = [one | {"gpu_uuid": f"GPU-{one['implementation']}"} for one in cells()]
+    (few,) = reached.lines([BY_NAME[FASTEST]], {"apart": frame(*apart[:6])})
+    assert (few.verdict, few.cells) == ("not comparable", "0 of 11")
     neither = reached.lines([BY_NAME[FASTEST]], {"apart": frame(*apart), "some": frame(*cells()[:6])})
     assert [(one.where, one.verdict, one.left_out) for one in neither] == [
         ("apart", "not comparable", "–"),

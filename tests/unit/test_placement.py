@@ -7,6 +7,7 @@ import random
 import pytest
 
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.routing import placement as steps
 from moe_routing_kernels.routing.placement import Placement, consecutive, plan
 
 
@@ -93,3 +94,52 @@ def test_sizes_and_loads_that_make_no_placement(loads: list[float], ranks: int, 
 def test_loads_of_other_experts() -> None:
     with pytest.raises(UserError, match="loads: got '3 experts'; allowed: 4"):
         consecutive(4, 2).imbalance([1.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "slots", "replicas"),
+    [(4, 4, [1, 1, 1, 1]), (4, 7, [3, 2, 1, 1]), (4, 8, [4, 2, 1, 1]), (2, 7, [2, 2, 2, 1]), (1, 4, [1, 1, 1, 1])],
+)
+def test_slots_go_to_the_largest_load_per_replica(ranks: int, slots: int, replicas: list[int]) -> None:
+    """Of 9, 4, 2 and 1: an expert that has a replica gives way to one whose whole load is larger than its half."""
+    assert steps._replicate([9.0, 4.0, 2.0, 1.0], ranks, slots) == replicas
+
+
+def test_experts_are_placed_by_falling_share_on_the_least_loaded_rank() -> None:
+    """5 and 4 first, then 3 next to 4 and 2 next to 5; every replica on a rank of its own, with its share of the load alone."""
+    assert steps._place([2.0, 5.0, 3.0, 4.0], [1] * 4, 2, 2) == [{1, 0}, {3, 2}]
+    assert steps._place([3.0, 5.0, 1.0, 1.0], [2, 1, 1, 2], 3, 2) == [{1, 3}, {0, 2}, {0, 3}]
+
+
+def test_the_loads_of_ranks_count_the_share_of_a_replica() -> None:
+    """12 on three ranks is 4 on each, 3 on two 1.5; 2, 1, 0.5 and 0.5 go to the least loaded in turn."""
+    loads = [12.0, 3.0, 2.0, 1.0, 0.5, 0.5]
+    placed = plan(loads, 3, 1)
+    assert placed.replicas == [3, 2, 1, 1, 1, 1]
+    assert sorted(placed.rank_loads(loads)) == [6.0, 6.5, 6.5]
+    assert placed.imbalance(loads) == pytest.approx(6.5 / (19 / 3))
+
+
+@pytest.mark.parametrize(
+    ("load", "room", "count", "left", "chosen"),
+    [
+        ([1.0, 1.0], [1, 2], 1, [0, 2, 0], [1]),  # equally loaded: the roomier one
+        ([1.0, 1.0, 0.5], [2, 2, 0], 1, [0, 3, 0], [0]),  # a rank without room is none; then the first
+        ([1.0, 5.0, 3.0], [1, 2, 2], 1, [0, 1, 0, 1], [2]),  # an expert with three replicas needs all three ranks
+        ([1.0, 2.0, 9.0, 3.0], [1, 1, 2, 2], 2, [0, 1, 0, 1], [0, 3]),  # the most loaded gives way to the roomiest
+    ],
+)
+def test_the_least_loaded_ranks_that_leave_a_place_for_all(
+    load: list[float], room: list[int], count: int, left: list[int], chosen: list[int]
+) -> None:
+    assert steps._least_loaded(load, room, count, left) == chosen
+
+
+def test_slots_are_exchanged_while_the_larger_load_falls() -> None:
+    """9 + 4 against 3 + 2: 9 and 3 change places, which leaves 11; 9 and 2 would relieve the first rank more, and leave 12."""
+    placed = [{0, 1}, {2, 3}]
+    steps._exchange(placed, [9.0, 4.0, 3.0, 2.0])
+    assert placed == [{2, 1}, {0, 3}]
+    even = [{0, 3}, {1, 2}]
+    steps._exchange(even, [4.0, 3.0, 3.0, 2.0])
+    assert even == [{0, 3}, {1, 2}]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from moe_routing_kernels.formats import FORMATS, ROW
+from moe_routing_kernels.formats import FORMATS, ROW, quantisation
 from moe_routing_kernels.formats.groups import pack, unpack
 from moe_routing_kernels.formats.quantisation import dequantise, quantise
 from moe_routing_kernels.formats.weights import NAMES, WEIGHTS, WeightFormat, bits
@@ -159,3 +159,10 @@ def test_names_widths_and_what_packs():
     assert not WEIGHTS["int2_g32"].packs(66) and WEIGHTS["int2_g32"].packs(68) and WEIGHTS["int8_row"].packs(7)
     with pytest.raises(AssertionError, match="packs no rows of 3"):
         quantise(torch.ones(1, 2, 3), WEIGHTS["int4_row"], "bf16")
+
+
+def test_scales_of_mxfp4_bring_the_largest_to_four_or_more():
+    """Powers of two on both sides of 1, to the ends of the format."""
+    amax = torch.tensor([3.9, 4.0, 7.9, 8.0, 1000.0, 2.0**-120, 2.0**127])
+    found = quantisation._power_of_two(amax).float()
+    assert found.tolist() == [0.5, 1.0, 1.0, 2.0, 128.0, 2.0**-122, 2.0**125]
