@@ -220,6 +220,25 @@ def test_rules_are_compared_within_an_entry() -> None:
     assert "rule7" not in few(chart(rules, router=router, bits_per_byte=bits, label=label)).colors
 
 
+def test_contestants_are_ranked_by_their_own_runs() -> None:
+    """One rule with several networks or shared experts has several, which are not shown for having another name than their rule."""
+    rules = [f"rule{number}" for number in range(8)]
+    names = ["dense", *rules, "rule0 shared gated"]
+    router, bits = ["dense", *rules, "rule0"], [9.0, *(1.0 + number for number in range(8)), 8.5]
+    kept = few(chart(names, router=router, contestant=names, bits_per_byte=bits))
+    assert list(kept.colors) == ["dense", "rule0", "rule1", "rule2", "rule3", "rule4"]
+    assert set(kept.shown["contestant"]) == set(kept.colors)
+
+
+def test_a_panel_keeps_a_rule_beside_what_it_is_compared_with() -> None:
+    """What is no rule, such as chance, is in each panel, and says nothing alone."""
+    rules, rest = [f"rule{number}" for number in range(8)], ["late0", "late1"]
+    names, bits = ["chance", *rules, *rest], [*(1.0 + number for number in range(8)), 20.0, 21.0]
+    panels = {"one": ["chance", *rules], "two": ["chance", *rest]}
+    kept = few(chart(names, panels, router=[*rules, *rest], bits_per_byte=bits))
+    assert set(kept.colors) == {"chance", "rule0", "rule1", "rule2", "rule3", "late0"}
+
+
 def test_formats_without_zero_points_come_first() -> None:
     names = ["bf16", "int8_g128", "int8z_g128", "int4_g128", "int4z_g128", "int2_g128", "e4m3_g128", "e5m2_g128"]
     assert list(few(chart(names)).colors) == ["bf16", "int8_g128", "int4_g128", "int2_g128", "e4m3_g128", "e5m2_g128"]

@@ -95,9 +95,10 @@ def _caption(drawn: Drawn | None, by_format: bool) -> str:
     return f"{what} {_FORMATS_SAID if by_format else _OTHERS_SAID} {_HOVER}"
 
 
-def kept_bench(cells: Iterable[Cell]) -> str:
-    """The widest of the benches of these cells: the one with most stages, which its figure shows."""
-    return max({cell.bench for cell in cells}, key=lambda name: (len(BENCHES[name].stages), name))
+def kept_bench(cells: Sequence[Cell]) -> str:
+    """The widest of the benches of these cells, which their figure shows: the one with most stages, and of those with as many the one with most cells."""
+    counts = Counter(cell.bench for cell in cells)
+    return max(counts, key=lambda name: (len(BENCHES[name].stages), counts[name], name))
 
 
 def tally(cells: Sequence[Cell]) -> str:
