@@ -556,6 +556,24 @@ def own_and_rival(cell: pd.DataFrame) -> tuple[pd.Series | None, pd.Series | Non
     return first[0], first[1]
 
 
+def first_page(text: str, runs: list[list[str]], platform: str) -> list[str]:
+    """What is false of the first sentence of a platform's page, and of its table of runs: name, day, benches and rows."""
+    m = re.search(r"(\d+) times? of (\d+) cells? from (\d+) published runs? on", text)
+    if not m:
+        return ["no sentence on times and cells"]
+    every = cells(platform)
+    found = list(wrong(times=(m[1], sum(map(len, every))), cells=(m[2], len(every)), runs=(m[3], len(runs))))
+    for name, day, benches, rows in runs:
+        if not (ROOT / f"results/{name}").is_dir():
+            continue  # made up by a test
+        known = timed(stored(name))
+        found += wrong(rows=(rows, len(stored(name))))
+        days = known["ended_at"].astype(str).str[:10]
+        found += [f"{name}: {day}"] * (len(known) > 0 and day not in (days.max(), "–"))
+        found += [f"{name}: {benches}"] * (set(benches.split(", ")) != set(stored(name)["bench"]))
+    return found
+
+
 TURNED = {"faster": "slower", "slower": "faster"}
 
 

@@ -5,6 +5,7 @@ of (cells, names, bounds) is a table and is taken as it is; times, ratios, inter
 """
 
 import functools
+import itertools
 import json
 import math
 import re
@@ -19,12 +20,13 @@ from scipy import stats
 
 import page_quality
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison.origins import ours  # whose kernels they are is a table, not arithmetic
 from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.config.claims import Claim
 from moe_routing_bench.config.load import read_mapping as load
 from moe_routing_bench.report import format_bars, layer_bars, routing_bars
 from moe_routing_bench.report.parts import BarLine, Choices, Evidence, Failed, Seed, Table
-from page_numbers import ROOT, N, faults, firm, gmean, timed, wrong
+from page_numbers import ROOT, N, faults, firm, gmean, stored, timed, wrong
 
 NUMBER = re.compile(rf"(?<![\w.=:-]){N}(?:e-?\d+)?(?![\w-]*[a-z_]{{2}})")
 
@@ -696,11 +698,9 @@ def summary(one: Any, values: Sequence[float]) -> Iterator[str]:
 def scope(one: Any, run: Run) -> Iterator[str]:
     """The first sentence is that of `faults`; then commits, days and cards of rows, training runs and adaptations."""
     first, _, rest = one.text.partition(". ")
-    stored_in = load(ROOT / f"results/{run.name}/manifest.yaml")
+    held = load(ROOT / f"results/{run.name}/manifest.yaml")
     versions = {
-        str(entry["commit"])[:7]: entry["version"]
-        for table in stored_in["tables"].values()
-        for entry in table["measured"]
+        str(entry["commit"])[:7]: entry["version"] for table in held["tables"].values() for entry in table["measured"]
     }
     yield from faults(f"{first}.", run.rows)
     tables = {"Measured": run.rows, "Training runs measured": run.trained, "Adaptations measured": run.adapted}
@@ -1437,3 +1437,104 @@ PARTS: dict[str, Callable[[Any, Run], Iterator[str]]] = {
     "accuracy": accuracy,
     "evidence": evidence,
 }
+
+
+# Histories of a platform, of the rows that are stored today
+
+
+def floors_of(rows: pd.DataFrame) -> pd.Series:
+    """The noise floor of each row by the twins of its bench and size class, of its bench, or of all; 2 % where there are too few."""
+    twins = rows[rows["twin_speedup"].notna()]
+    apart = np.log(twins["twin_speedup"].astype(float)).abs()
+    sizes = lambda of: np.digitize(of["median_us"], [10.0, 100.0])  # noqa: E731
+    found = []
+    for (_, row), size in zip(rows.iterrows(), sizes(rows), strict=True):
+        alike = (twins["bench"] == row["bench"]).to_numpy()
+        wider = (alike & (sizes(twins) == size), alike, np.ones(len(twins), bool))
+        some = next((apart[mask].sort_values().to_numpy() for mask in wider if mask.sum() >= 5), None)
+        if some is None:
+            found.append(0.02)
+            continue
+        floor = max(0.005, some[math.ceil(0.975 * (len(some) - 1))])
+        few = math.sqrt((some**2).mean()) * stats.t.ppf(0.975, len(some) / 2) if len(some) < 19 else 0.0
+        found.append(max(floor, few))
+    return pd.Series(found, rows.index)
+
+
+@functools.cache
+def changes(platform: str) -> tuple[int, int, list[dict[str, Any]]]:
+    """Of the stored runs of a platform: rows that were measured more than once, how often, and the steps beyond noise."""
+    runs = [path.parent.name for path in sorted((ROOT / "results").glob("*/measurements.parquet"))]
+    tables = [timed(stored(run)) for run in runs if run.partition(".")[0] == platform]
+    rows = pd.concat([one.assign(floor=floors_of(one)) for one in tables], ignore_index=True)
+    rows = rows[rows["started_at"].notna()]
+    axes = [axis for axis in AXES.values() if not (axis.follows or axis.default is not None)]
+    keys = pd.DataFrame({axis.name: rows[axis.name] for axis in axes})
+    for axis in AXES.values():
+        if axis.name not in keys:
+            usual_ = rows[axis.follows] if axis.follows else axis.default
+            reads = rows.groupby("bench")[axis.name].transform(lambda one: one.notna().any())
+            keys[axis.name] = rows[axis.name].where(rows[axis.name].notna() | ~reads, usual_)
+    keys = keys.assign(bench=rows["bench"], implementation=rows["implementation"])
+    names = pd.Series(["|".join(map(str, key)) for key in keys.itertuples(index=False)], rows.index, name="key")
+    rows = pd.concat([rows, names], axis=1)
+    rows = rows.drop_duplicates(["key", "started_at", "median_us"], keep="last")
+    rows = rows[rows.duplicated("key", keep=False)].sort_values(["key", "started_at"], kind="stable")
+    pairs = []
+    for _, mine in rows.groupby("key"):
+        records = mine.to_dict("records")
+        pairs += [(a, b, over(a, b, paired=False)) for a, b in itertools.pairwise(records)]
+    known = pd.Series([p for *_, (_, _, _, p) in pairs]).dropna().sort_values(ascending=False)
+    adjusted = (known * len(known) / np.arange(len(known), 0, -1)).cummin()
+    found = []
+    for i, (a, b, (ratio_, low, high, _)) in enumerate(pairs):
+        names = ["copy_gb_per_s"] + ["peak_tflops"] * bool((b["flops"] or 0) > 0)
+        drift = max([abs(math.log(a[n] / b[n])) for n in names if not pd.isna(a[n]) and not pd.isna(b[n])], default=0.0)
+        floor = max(a["floor"], b["floor"], drift)
+        apart = abs(math.log(ratio_)) > floor and (low > 1 or high < 1) and adjusted.get(i, 1.0) <= 0.05
+        found.append({"before": a, "after": b, "ratio": ratio_, "low": low, "high": high, "changed": bool(apart)})
+    return rows["key"].nunique(), len(rows), found
+
+
+def history(about: str, cards: str, steps: Sequence[Sequence[str]], platform: str) -> Iterator[str]:
+    """What is false of the page of histories: counts, and of each step both times, the ratio with its ends, others, cards and commits."""
+    lines, times, pairs = changes(platform)
+    changed = [one for one in pairs if one["changed"]]
+    faster = sum(one["ratio"] > 1 for one in changed)
+    yield from holds(
+        "history", about.partition("slower.")[0], lines, times, len(changed), faster, len(changed) - faster
+    )
+    moved = sum(one["before"]["card"] != one["after"]["card"] for one in changed)
+    yield from holds("history", cards, *((moved,) if 0 < moved < len(changed) else ()))
+    yield from [f"{len(steps)} steps"] * (len(steps) != min(len(changed), 200))
+    for step in steps:
+        day, bench, name, before, after, ratio_, others_, card, commits, cell = step
+        mine = [
+            one
+            for one in changed
+            if (one["after"]["bench"], one["after"]["implementation"], one["after"]["cell"]) == (bench, name, cell)
+            and str(one["after"]["started_at"])[:10] == day
+        ]
+        results = [
+            list(_step(f"{day} {bench} {name} {cell}", one, pairs, before, after, ratio_, others_, card, commits))
+            for one in mine
+        ]
+        yield from min(results, key=len, default=[f"no such step: {step}"])
+
+
+def _step(where: str, one: Mapping[str, Any], pairs: Sequence[Mapping[str, Any]], *said: str) -> Iterator[str]:
+    before, after, ratio_, others_, card, commits = said
+    a, b = one["before"], one["after"]
+    yield from holds(where, before, a["median_us"])
+    yield from holds(where, after, b["median_us"])
+    yield from holds(where, ratio_, one["ratio"], one["low"], one["high"])
+    alike = [
+        other["ratio"]
+        for other in pairs
+        if (other["after"]["bench"], other["after"]["cell"]) == (b["bench"], b["cell"])
+        and (other["before"]["card"], other["after"]["card"]) == (a["card"], b["card"])
+        and other["after"]["implementation"] not in {*ours(b["bench"]), b["implementation"]}
+    ]
+    yield from holds(where, "" if others_ == "–" else others_, *((np.median(alike), len(alike)) if alike else ()))
+    yield from [f"{where}: {card}"] * ((card == "another") != (a["card"] != b["card"]))
+    yield from [f"{where}: {commits}"] * (commits != f"{a['git_sha'][:7]} to {b['git_sha'][:7]}")

@@ -12,7 +12,9 @@ import pytest
 
 import page_quality
 import report_parts
+from moe_routing_bench.cli import compare as compare_command
 from moe_routing_bench.cli import report as command
+from moe_routing_bench.comparison import timeline
 from moe_routing_bench.config import claims
 from moe_routing_bench.quality import compare
 from moe_routing_bench.report import render, trained_rules
@@ -181,6 +183,22 @@ def test_a_false_number_is_found_wherever_it_stands() -> None:
     assert unseen == [] and count > 150, "\n".join(map(str, unseen))
     named = {where for _, where in places}
     assert set(QUOTED) <= named, "what no page has any more"
+
+
+def test_histories_are_true_of_the_stored_runs() -> None:
+    """Counts, times, ratios with their intervals, others, cards and commits; and a false digit in each is found."""
+    known = [run for run in RUNS if run.partition(".")[0] == "nvidia-h200"]
+    lines = timeline.lines([(run, compare_command._read(run, timeline.COLUMNS)) for run in known])
+    found = timeline.steps(lines)
+    about, cards = timeline.told(lines, found, True)
+    steps = [timeline.step(one) for one in found[: timeline.MOST_STEPS]]
+    assert len(steps) > 5 and list(report_parts.history(about, cards, steps, "nvidia-h200")) == []
+    for _, value, rebuilt in leaves([about], ""):
+        assert list(report_parts.history(rebuilt(false(value))[0], cards, steps, "nvidia-h200")), value
+    for place, _ in enumerate(steps[0]):
+        for _, value, rebuilt in leaves([step[place] for step in steps[:1]], ""):
+            planted = [[*steps[0][:place], rebuilt(false(value))[0], *steps[0][place + 1 :]], *steps[1:]]
+            assert list(report_parts.history(about, cards, planted, "nvidia-h200")), value
 
 
 TRAINED = ("nvidia-h200", "nvidia-h200.quality-formats")

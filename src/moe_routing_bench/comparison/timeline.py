@@ -24,8 +24,7 @@ from moe_routing_bench.quantities import count, significant, times, us
 _SHOWN = ("suspect", "converged", "cold", "gpu_name", "gpu_uuid")
 COLUMNS = (*dict.fromkeys((*runs.COLUMNS, "started_at", "git_sha", "ci_low_us", "ci_high_us", *_SHOWN)),)
 CHANGED = (FASTER, SLOWER)
-_KEY = list(runs.KEYS)
-_NONE = float("nan")
+_KEY, _NONE = list(runs.KEYS), float("nan")
 _USUAL = re.compile(r"-(cfnone|skew0|exact|compact|seed\d+)(?=-|$)")  # of a cell's key, what a title can do without
 
 
