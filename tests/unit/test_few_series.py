@@ -188,6 +188,16 @@ def test_ours_that_are_fastest_and_the_others_that_are() -> None:
     assert kept.note == "6 of 9 series, the others are in the tables"
 
 
+def test_the_fastest_of_each_cell_is_shown() -> None:
+    """A line of a figure of who is the fastest had no mark of the one that was; another package keeps a place."""
+    times = {name: [50.0] * 4 for name in [*OURS, "cute", *OTHERS]}
+    for place, name in enumerate(OURS):
+        times[name] = [60.0] * 4
+        times[name][place] = 1.0
+    kept = few(chart(list(times), **rows(times)))
+    assert set(OURS) < set(kept.colors) and len(set(kept.colors) & set(OTHERS)) == MOST_SERIES - len(OURS)
+
+
 def test_without_others_more_of_ours_are_shown() -> None:
     names = origins.ours("layer")
     assert len(names) > MOST_SERIES

@@ -207,5 +207,7 @@ def _fastest(rows: pd.DataFrame, most: int) -> list[str]:
         sorted(there[which], key=lambda name, which=which: (-first[which][name], -there[which][name], name))
         for which in (0, 1)
     )
-    places = max(_LEAST_OWN, most - len(others))
+    winners = {next(iter(names)) for names in cells.values()}
+    own.sort(key=lambda name: name not in winners)  # stable: who is the fastest of all in a cell comes first
+    places = max(_LEAST_OWN, most - len(others), min(len(winners & set(own)), most - 1))
     return list(dict.fromkeys([*own[:places], *others, *own]))

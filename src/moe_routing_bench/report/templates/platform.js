@@ -67,7 +67,7 @@ function showNow() {
   performance.mark("answered");
   drawAsked();
 }
-const modelledWords = shard => shard?.command ? [` Modelled, not measured: ${shard.modelled}, by `, element("code", shard.command, {id: "modelled"}), "."] : [];
+const modelledWords = shard => [...(shard?.over_ranks ? [` ${shard.over_ranks}.`] : []), ...(shard?.command ? [` Modelled, not measured: ${shard.modelled}, by `, element("code", shard.command, {id: "modelled"}), "."] : [])];
 function refusedWords({missing, nearest, shard}) {
   return [element("strong", "Not measured."), " ", element("span", `${missing.join(". ")}.`, {id: "near"}), nearest ? ` A cell more than ${rules.rule.far} octaves away, or of another format or phase, does not answer.` : "", " The line below, in a terminal, prints the command that measures it.", ...modelledWords(shard)];
 }
