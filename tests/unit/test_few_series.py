@@ -233,8 +233,8 @@ def test_rules_are_compared_within_an_entry() -> None:
 def test_contestants_are_ranked_by_their_own_runs() -> None:
     """One rule with several networks or shared experts has several, which are not shown for having another name than their rule."""
     rules = [f"rule{number}" for number in range(8)]
-    names = ["dense", *rules, "rule0 shared gated"]
-    router, bits = ["dense", *rules, "rule0"], [9.0, *(1.0 + number for number in range(8)), 8.5]
+    names = ["dense", *rules, "rule0 shared gated", "late †"]  # rows have the mark, too
+    router, bits = ["dense", *rules, "rule0", "late"], [9.0, *(1.0 + number for number in range(8)), 8.5, 9.5]
     kept = few(chart(names, router=router, contestant=names, bits_per_byte=bits))
     assert list(kept.colors) == ["dense", "rule0", "rule1", "rule2", "rule3", "rule4"]
     assert set(kept.shown["contestant"]) == set(kept.colors)

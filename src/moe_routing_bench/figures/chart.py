@@ -165,7 +165,9 @@ def _apart(chart: Chart) -> Chart:
 def _fewer(chart: Chart, preferred: Callable[[Chart], list[str]]) -> Chart:
     order, shown, kept = preferred(chart), chart.shown, set()
     bare = {name: name.removesuffix(NOT_CAUSAL) for name in order}
-    known = {one: set(shown[one]) for one in ("implementation", "contestant", "router") if one in shown}
+    columns = [one for one in ("implementation", "contestant", "router") if one in shown]
+    rows = {one: shown[one].astype(str).str.removesuffix(NOT_CAUSAL) for one in columns}
+    known = {one: set(names) for one, names in rows.items()}
     column = next((one for one, there in known.items() if there & set(bare.values())), None)
     measured = {
         name for name in order if column is None or bare[name] in known[column]
@@ -181,7 +183,7 @@ def _fewer(chart: Chart, preferred: Callable[[Chart], list[str]]) -> Chart:
         chart,
         marks=chart.marks[chart.marks["series"].isin(kept) & ~chart.marks["join"].isin(set(chart.colors) - kept)],
         colors={name: tint for name, tint in chart.colors.items() if name in kept},
-        shown=shown if column is None else shown[shown[column].isin(names)],
+        shown=shown if column is None else shown[rows[column].isin(names)],
         note="; ".join(filter(None, (chart.note, note))),
     )
 

@@ -170,12 +170,12 @@ def preferred(chart: Chart) -> list[str]:
     if len(known & set(names)) >= len(names) - 1 > 0:
         lines = [name for name in names if name not in known]  # such as a roof
         return [*lines, *_fastest(shown, MOST_SERIES - len(lines))]
-    who = "contestant" if "contestant" in shown else "router"
-    if "bits_per_byte" in shown and set(shown[who]) & {name.removesuffix(NOT_CAUSAL) for name in names}:
+    who = shown.get("contestant", shown.get("router", pd.Series(dtype=str))).astype(str).str.removesuffix(NOT_CAUSAL)
+    if "bits_per_byte" in shown and set(who) & {name.removesuffix(NOT_CAUSAL) for name in names}:
         bits = shown["bits_per_byte"]
         if "label" in shown:  # entries differ in sizes, and not all have all rules
             bits = bits - bits.groupby(shown["label"]).transform("median")
-        means = bits.groupby(shown[who]).mean()
+        means = bits.groupby(who).mean()
         fronts = set(chart.marks.loc[chart.marks["join"].notna(), "series"]) if chart.kind == "points" else set()
         return sorted(names, key=lambda name: (name not in fronts, _quality(name.removesuffix(NOT_CAUSAL), means)))
     if any(name in WEIGHTS for name in names):
