@@ -165,7 +165,8 @@ const pairIn = (own, other) => own && other ? breaking(element("span", "", {clas
 function cellLines(places) {
   return places.map(place => {
     const cell = cells[place], own = ownOf(cell, rules), other = rivalOf(cell, rules), time_ = row => row ? toRow(row, cell, `${row.implementation} ${brief(row.median_us)}${doubts(row).length ? " ?" : ""}`) : dash;
-    const exact = Object.fromEntries(Object.entries(cell.axes).filter(([name, one]) => controls.has(name) && one !== null));
+    const whole = ([name, one]) => [name, WIDTHS.includes(name) ? one * (cell.axes.tp ?? 1) : one]; // a question has the widths of all ranks
+    const exact = Object.fromEntries(Object.entries(cell.axes).filter(([name, one]) => controls.has(name) && one !== null).map(whole));
     const link = element("a", axesSaid(cell), {href: `#ask?${new URLSearchParams({bench: cell.bench, ...exact})}`});
     return [cell.bench, cell.model ?? dash, link, time_(own), time_(other), pairIn(own, other)];
   });
