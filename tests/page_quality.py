@@ -219,7 +219,7 @@ def power(text: str, runs: pd.DataFrame) -> list[str]:
         counts = pairs(kept)["verdict"].value_counts()
         numbers |= {"far": len(far), "of": len(runs), "rest": fit(kept).noise}
         numbers |= {name: counts.get(name, 0) for name in ("different", "equivalent", "undecided")}
-    said = set(re.findall(r"([^,]+?) of seed (\d+)(?:, )?", m["runs"] or ""))
+    said = set(re.findall(r"(?:^|, )([^,]+?) of seed (\d+)", m["runs"] or ""))
     missing = said ^ {(name, str(seed)) for name, seed in far}
     return list(wrong(**{name: (m[name], value) for name, value in numbers.items()})) + [f"far: {missing}"] * bool(
         missing

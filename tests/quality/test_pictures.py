@@ -267,7 +267,8 @@ def test_drops_of_the_page_stand_beside_those_of_chance(trained: pd.DataFrame) -
     mine = mine[mine["panel"] == mine["panel"].iloc[0]]
     assert list(mine["x"]) == list(rows["capacity_factors"].iloc[0])
     assert mine["y"].iloc[0] == pytest.approx(100 * np.mean([one[0] for one in rows["drop_rate_by_factor"]]))
-    chance = found[found["series"] == "uniform at random, k=2, 128 tokens"]
+    chance = found[(found["series"] == capacity.RANDOM) & (found["says"] == "k=2, 128 tokens, expected")]
+    assert chance["join"].nunique() == 1, "a line of its own per number of choices"
     assert chance["y"].iloc[0] == pytest.approx(100 * capacity.floor(chance["x"].iloc[0], 128, 2, 4))
     assert chance["low"].isna().all() and set(chance["x"]) == set(mine["x"])
     shares = [

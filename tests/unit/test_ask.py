@@ -65,7 +65,7 @@ def test_ours_is_compared_with_the_fastest_of_other_packages():
         ({"model": "deepseek-v3", "tokens": 512}, "octaves away"),
         ({"model": "gpt-oss-120b", "weights": "nvfp4"}, "not nvfp4"),
         ({"model": "deepseek-v3", "ranks": 8}, "ranks 2, not 8"),
-        ({"model": "deepseek-v3", "ep": 8}, "ep none, not 8"),
+        ({"model": "deepseek-v3", "ep": 8}, "ep 1, not 8"),
         ({"model": "qwen3-30b-a3b", "platform": "nvidia-b200"}, "no published rows of nvidia-b200"),
         ({"bench": "training", "model": "qwen3-30b-a3b", "dtype": "fp16"}, "dtype bf16, not fp16"),
     ],
@@ -103,6 +103,23 @@ def test_the_fastest_of_some_implementations_is_not_told_apart_by_a_verdict_on_a
 def test_experts_alone_do_not_answer_for_the_layer_of_a_rank(ranks):
     assert asked("qwen3-30b-a3b", None, (), None, {"tokens": 64}).benches == ("layer", "experts")
     assert asked("qwen3-30b-a3b", None, (), None, {"tokens": 64, ranks: 2}).benches == ("layer",)
+
+
+def test_several_gpus_are_asked_for_whole_layers_first():
+    """And for a training step where that is asked; what a layer consists of answers where no layer is near."""
+    order = asked("qwen3-30b-a3b", None, (), None, {"tokens": 64, "ranks": 2}).benches
+    assert order[0] == "ep_layer" and {"dispatch", "ep_exchange"} < set(order) and "ep_training" not in order
+    step = asked("qwen3-30b-a3b", None, (), None, {"tokens": 64, "ranks": 2, "phase": "training"})
+    assert step.benches == ("ep_training",)
+    near, far = (ask(name, tokens=8192, ranks=2) for name in ("qwen3-30b-a3b", "deepseek-v3"))
+    assert near["nearest"]["bench"] == "ep_layer" and near["instead_of"] == []
+    assert far["nearest"]["bench"] == "ep_exchange" and far["ours"]["implementation"].startswith("cute_push")
+
+
+def test_one_difference_says_its_distance_once_and_one_reason_is_said_once():
+    text = "\n".join(lines(ask("qwen3-30b-a3b", tokens=64, skew=1.5)))
+    assert text.count("1.5 octaves away") == 1 and "T=64 (skew 0, not 1.5 (1.5 octaves away))" in text
+    assert "cute_quack, cute_quack_gather, sonicmoe have no time: crashed: " in text and text.count("IKET") == 1
 
 
 def test_a_changed_model_is_measured_by_its_sizes():
@@ -330,6 +347,8 @@ def test_what_is_measured_of_a_rank_and_what_is_modelled_are_told_apart(axes, ki
     answer = ask("deepseek-v3", **axes)
     text = "\n".join(lines(answer))
     assert answer["kind"] == kind and ("Measured: one of 8 ranks (tp 8) on one GPU" in text) == (kind == "measured")
+    ranked = "Layers over 8 GPUs with their exchange: --ranks 8 instead of --ep 8."
+    assert (ranked in text) == (axes.get("ep") == 8), "cells of `layer` are of one rank, and others of several"
     if command is None:
         assert answer["shard"]["command"] is answer["shard"]["modelled"] is None and "Modelled" not in text
     else:

@@ -285,6 +285,7 @@ def test_backward_apart():
         (bar,) = shown(times.backward(frame(step, layer | change)), "series", "low", "high", "says")
         assert bar[:3] == ("forward + backward", 0, 30) and "not measured in this run" in bar[3], change
     ops = times.backward(frame(step | {"implementation": "ops"}, layer | {"implementation": "auto"}))
+    assert ops.shared, "panels of absolute times have one scale"
     assert len(ops.marks) == 2, "what auto chooses is what ops runs"
     assert times.backward(frame(layer)).reason == "no training row was asked for"
 

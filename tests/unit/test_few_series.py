@@ -188,6 +188,16 @@ def test_ours_that_are_fastest_and_the_others_that_are() -> None:
     assert kept.note == "6 of 9 series, the others are in the tables"
 
 
+def test_the_fastest_of_each_cell_is_shown() -> None:
+    """A line of a figure of who is the fastest had no mark of the one that was; another package keeps a place."""
+    times = {name: [50.0] * 4 for name in [*OURS, "cute", *OTHERS]}
+    for place, name in enumerate(OURS):
+        times[name] = [60.0] * 4
+        times[name][place] = 1.0
+    kept = few(chart(list(times), **rows(times)))
+    assert set(OURS) < set(kept.colors) and len(set(kept.colors) & set(OTHERS)) == MOST_SERIES - len(OURS)
+
+
 def test_without_others_more_of_ours_are_shown() -> None:
     names = origins.ours("layer")
     assert len(names) > MOST_SERIES
@@ -218,6 +228,25 @@ def test_rules_are_compared_within_an_entry() -> None:
     label, router = ["small"] * 8 + ["large"] * 2, [*rules, "rule7", "rule0"]
     bits = [2.0 + number for number in range(8)] + [1.1, 1.0]
     assert "rule7" not in few(chart(rules, router=router, bits_per_byte=bits, label=label)).colors
+
+
+def test_contestants_are_ranked_by_their_own_runs() -> None:
+    """One rule with several networks or shared experts has several, which are not shown for having another name than their rule."""
+    rules = [f"rule{number}" for number in range(8)]
+    names = ["dense", *rules, "rule0 shared gated", "late †"]  # rows have the mark, too
+    router, bits = ["dense", *rules, "rule0", "late"], [9.0, *(1.0 + number for number in range(8)), 8.5, 9.5]
+    kept = few(chart(names, router=router, contestant=names, bits_per_byte=bits))
+    assert list(kept.colors) == ["dense", "rule0", "rule1", "rule2", "rule3", "rule4"]
+    assert set(kept.shown["contestant"]) == set(kept.colors)
+
+
+def test_a_panel_keeps_a_rule_beside_what_it_is_compared_with() -> None:
+    """What is no rule, such as chance, is in each panel, and says nothing alone."""
+    rules, rest = [f"rule{number}" for number in range(8)], ["late0", "late1"]
+    names, bits = ["chance", *rules, *rest], [*(1.0 + number for number in range(8)), 20.0, 21.0]
+    panels = {"one": ["chance", *rules], "two": ["chance", *rest]}
+    kept = few(chart(names, panels, router=[*rules, *rest], bits_per_byte=bits))
+    assert set(kept.colors) == {"chance", "rule0", "rule1", "rule2", "rule3", "late0"}
 
 
 def test_formats_without_zero_points_come_first() -> None:

@@ -119,6 +119,23 @@ def test_each_module_of_the_layout_imports_its_own_package(folder: Path) -> None
     assert set(missing) <= {"cutlass", "triton", "transformers", "tvm_ffi"}
 
 
+def test_a_module_loads_what_the_hub_allows_alone() -> None:
+    """What a module imports as it is loaded: of a "noarch" kernel the standard library, torch with what it depends on, and the backends' compilers."""
+    allowed = sys.stdlib_module_names | {"torch", "filelock", "triton", "cutlass", "cuda", "transformers", "tvm_ffi"}
+    found = {}
+    for place, text in script.contents().items():
+        top = [ast.parse(text)] if place.endswith(".py") else []
+        while top:  # not the bodies of functions: they may need what their caller has
+            node = top.pop()
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0]: place for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found[(node.module or "").partition(".")[0]] = place
+            elif not isinstance(node, ast.FunctionDef):
+                top += ast.iter_child_nodes(node)
+    assert "torch" in found and {name: place for name, place in found.items() if name not in allowed} == {}
+
+
 @pytest.mark.parametrize(("backend", "packages"), [("cpu", []), ("cuda", ["nvidia-cutlass-dsl", "tvm-ffi"])])
 def test_metadata_of_a_variant(backend: str, packages: list[str], folder: Path, tmp_path: Path) -> None:
     """A hash for each file but the metadata; an identifier that is a module name, and another one for other sources."""

@@ -55,6 +55,14 @@ def test_others_are_drawn_by_how_often_they_are_the_fastest():
     assert drawn and list(drawn.chart.colors) == [platform_charts.OURS, third, first, second]
 
 
+def test_a_section_draws_its_widest_bench_with_most_cells():
+    """One training step over ranks hid four whole layers."""
+    ranked = [cell(bench="ep_layer", tokens=count) for count in (1, 2)]
+    assert len(BENCHES["ep_layer"].stages) == len(BENCHES["ep_training"].stages)
+    cells = [*ranked, cell(bench="ep_training")]
+    assert platform_sections.kept_bench(cells) == "ep_layer"
+
+
 def test_panels_are_of_cells_with_several_numbers_of_tokens():
     """Two phases of one number are none; where all have one number, they are drawn."""
     phases = [cell(hidden=1024, phase=phase) for phase in ("decode", "prefill")]

@@ -322,6 +322,12 @@ def test_numbers_of_the_pages_are_those_of_the_rows(folder):
     sections = {one.name: [known[place] for place in one.cells] for one in platform_sections.sections(known)}
     text = visible(folder / "index.html")
     wrong, count = [], 0
+    listed = re.findall(r"<tr>(<td>.*?)</tr>", text.partition('id="run-list"')[2])
+    runs = [[plain(one) for one in re.findall(r"<td[^>]*>(.*?)</td>", line)] for line in listed]
+    wrong += page_numbers.first_page(plain(text), runs, NAME)
+    for digit in re.findall(r"\d+", re.search(r'id="scope">(.*?) on ', text)[1]):
+        assert page_numbers.first_page(plain(text).replace(f"{digit} ", f"{int(digit) + 1} ", 1), runs, NAME), digit
+    assert page_numbers.first_page(plain(text), [[*runs[0][:3], str(int(runs[0][3]) + 1)], *runs[1:]], NAME)
     for name, mine in sections.items():
         part = text.partition(f'<h2 id="{name}">')[2].partition("<h2")[0] if mine else ""
         wrong += (

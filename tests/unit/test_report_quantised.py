@@ -1,5 +1,7 @@
 """The section of the report on formats of weights: its lines, and who is on the frontier."""
 
+from typing import Any
+
 import pandas as pd
 import pytest
 from rows import frame, one
@@ -21,7 +23,7 @@ SHAPE = {
 }
 
 
-def row(name: str, us: float, weights: str = "int4_g128", tokens: int = 8, bench: str = "experts", **values: object):
+def row(name: str, us: float, weights: str = "int4_g128", tokens: int = 8, bench: str = "experts", **values: Any):
     known = {
         "median_us": us,
         "ci_low_us": us,
@@ -49,12 +51,23 @@ def test_a_line_per_format_beside_unquantised_weights() -> None:
     assert (int4.speedup, int4.plain, int4.peer) == ("2.00x dequant", "2.67x", "1.33x marlin")
     assert (int8.form, int8.peer) == ("int8_g128", "–")
     assert quantised_weights.lines(frame(ROWS[0])) == []
-    layers = [
-        row(name, us, bench="layer") for name, us in (("cute_quantised", 45.0), ("auto", 44.0), ("cute_marlin", 90.0))
-    ]
-    assert [(one.implementation, one.peer) for one in quantised_weights.lines(frame(*layers))] == [
-        ("cute_quantised", "2.00x cute_marlin")
-    ]
+
+
+@pytest.mark.parametrize(
+    ("chose", "expected"),
+    [
+        ("cute_quantised; 2 stages", ("cute_quantised", "2.00x cute_marlin")),
+        ("cute_fp8; 2 stages", ("auto", "2.05x cute_marlin")),
+        (None, ("auto", "2.05x cute_marlin")),
+    ],
+)
+def test_what_auto_ran_counts_where_it_has_no_row_of_its_own(chose: str | None, expected: tuple[str, str]) -> None:
+    """As in runs that measure `auto` and other packages alone; no ratio where unquantised weights were not measured."""
+    times = {"cute_quantised": 45.0, "auto": 44.0, "cute_marlin": 90.0}
+    known = {"bench": "layer", "cell": "one"}
+    layers = [row(name, us, **known, configuration=chose if name == "auto" else None) for name, us in times.items()]
+    (found,) = quantised_weights.lines(frame(*layers))
+    assert (found.implementation, found.peer, found.plain) == (*expected, "–")
 
 
 @pytest.mark.parametrize(("exactness", "best"), [(15.0, ""), (20.0, ""), (21.0, "yes")])

@@ -3,6 +3,7 @@
 import html
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,9 @@ def test_a_history_without_ours_has_no_panel():
     foreign = [one for one in found if not timeline.is_ours(one)]
     assert foreign and timeline.longest(foreign, 9) == {}
     assert list(timeline.longest(found, 9)) == [f"pack, {found[0].cell}"]
+    key = "olmoe-decode-T64-H2048-cfnone-skew0-exact-softmax_topk-bf16-compact-seed17"
+    titled = timeline.longest([replace(one, cell=key) for one in found], 9)
+    assert list(titled) == ["pack, olmoe-decode T64-H2048-softmax_topk-bf16"], "a title without what is usual in keys"
 
 
 def repository(folder, *states):

@@ -120,11 +120,12 @@ def gap_text(gap: Gap) -> str:
     )
     distance = "" if math.isinf(gap.octaves) else f" ({nearest.away(gap.octaves)})"
     equal = "=" if not label.endswith(" ") else ""
-    return f"{label}{equal}{_spelt(gap.measured)}, not {_spelt(gap.asked)}{distance}"
+    absent = "1" if nearest.of_ranks(gap.axis) else "none"
+    return f"{label}{equal}{_spelt(gap.measured, absent)}, not {_spelt(gap.asked, absent)}{distance}"
 
 
-def _spelt(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _spelt(value: Any, absent: str) -> str:
+    return absent if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _place(found: Found) -> Answer:

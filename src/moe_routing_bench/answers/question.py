@@ -61,6 +61,9 @@ class Question:
             "measured": f"{words[0]} on one GPU, without what ranks send to each other",
             "modelled": "the whole layer with what ranks send to each other" if command else None,
             "command": command,
+            "over_ranks": f"Layers over {number} GPUs with their exchange: --ranks {number} instead of --ep {number}"
+            if list(ranks) == ["ep"]
+            else None,
         }
 
     def unread(self, bench: str) -> list[str]:
@@ -149,7 +152,8 @@ def _benches(bench: str | None, given: Mapping[str, Any], training: bool) -> tup
     if bench is not None:
         return (pick("bench", bench, BENCHES),)
     if training:
-        return (TRAINING,)
-    if "ranks" in given:
-        return tuple(name for name, one in BENCHES.items() if "ranks" in one.axes)
+        return (f"ep_{TRAINING}" if "ranks" in given else TRAINING,)
+    if "ranks" in given:  # whole layers before what they consist of
+        over = [name for name, one in BENCHES.items() if "ranks" in one.axes and name != f"ep_{TRAINING}"]
+        return tuple(reversed(over))
     return ("layer", "experts") if not {"tp", "ep"} & set(given) else ("layer",)

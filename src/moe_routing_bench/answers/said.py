@@ -35,6 +35,8 @@ def _refused(answer: Answer) -> Iterator[str]:
 
 
 def _modelled(shard: Mapping[str, str | None]) -> Iterator[str]:
+    if shard["over_ranks"]:
+        yield f"{shard['over_ranks']}."
     if shard["command"]:
         yield f"Modelled, not measured: {shard['modelled']}, by"
         yield f"  {shard['command']}"
@@ -62,8 +64,9 @@ def _measured(answer: Answer) -> Iterator[str]:
     yield f"  {_numbers(fastest)}"
     if len(answer["implementations"]) > 1:
         yield from _table(answer["implementations"])
-    for name, reason in answer["without_time"].items():
-        yield f"  {name} has no time: {reason}"
+    for reason in dict.fromkeys(answer["without_time"].values()):
+        names = [name for name, why in answer["without_time"].items() if why == reason]
+        yield f"  {', '.join(names)} {'has' if len(names) == 1 else 'have'} no time: {reason}"
     if len(answer["over_tokens"]) > 1:
         yield f"  Fastest over T: {'; '.join(map(_step, answer['over_tokens']))}."
     for name, label in VARIED.items():
@@ -106,7 +109,8 @@ def distance(answer: Answer) -> str:
     )
     gaps = [gap["text"] for gap in place["gaps"] if gap["axis"] != "tokens"]
     near = "measured as asked" if not place["gaps"] else away(place["octaves"])
-    return f"{place['bench']}, {sizes}, {kinds}: {asked} ({'; '.join([near, *gaps])})."
+    said = gaps if len(gaps) == len(place["gaps"]) == 1 else [near, *gaps]  # one alone has the distance itself
+    return f"{place['bench']}, {sizes}, {kinds}: {asked} ({'; '.join(said)})."
 
 
 def _own(answer: Answer, own: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ drift of the ceilings. Two cards of one kind may differ by more, so a step betwe
 did between the same two cards.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,8 @@ from moe_routing_bench.quantities import count, significant, times, us
 _SHOWN = ("suspect", "converged", "cold", "gpu_name", "gpu_uuid")
 COLUMNS = (*dict.fromkeys((*runs.COLUMNS, "started_at", "git_sha", "ci_low_us", "ci_high_us", *_SHOWN)),)
 CHANGED = (FASTER, SLOWER)
-_KEY = list(runs.KEYS)
-_NONE = float("nan")
+_KEY, _NONE = list(runs.KEYS), float("nan")
+_USUAL = re.compile(r"-(cfnone|skew0|exact|compact|seed\d+)(?=-|$)")  # of a cell's key, what a title can do without
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def longest(lines: Sequence[Line], most: int) -> dict[str, list[Line]]:
         if any(map(is_ours, mine)) and _length(mine) > _length(best.get(bench, [])):
             best[bench] = mine
     order = sorted(best, key=lambda name: (-len(BENCHES[name].stages), name))[:most]
-    return {f"{name}, {best[name][0].cell}": best[name] for name in order}
+    return {f"{name}, {_USUAL.sub('', best[name][0].cell).replace('-T', ' T')}": best[name] for name in order}
 
 
 def _length(lines: Sequence[Line]) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from moe_routing_bench.quality import compare
 from moe_routing_kernels.routers.zoo import ZOO
 
 TRAINED, LATER = "trained with it", "set after training"
+RANDOM = "uniform at random"  # the series of what that would drop: a line per number of choices
 _LOST = Scale("bits per byte lost by the limit"), Scale("router", "names")
 _NO_DROPS = "drops by capacity factor"
 _OVER = Scale("capacity factor"), Scale("choices over the capacity (%)")
@@ -133,15 +134,15 @@ def quality_drops(table: pd.DataFrame) -> Chart:
             ]
         factors = sorted({one["x"] for one in found if one["panel"] == panel})
         for top_k, tokens, experts in _drawn(group):
-            name = _random(top_k, tokens)
-            tints[name] = "#000000"
+            tints[RANDOM] = "#000000"
             found += [
                 {
                     "panel": panel,
-                    "series": name,
+                    "series": RANDOM,
                     "x": at,
                     "y": 100 * floor(at, tokens, top_k, experts),
-                    "says": "expected",
+                    "says": f"k={top_k}, {tokens:,} tokens, expected",
+                    "join": f"{RANDOM}, k={top_k}",
                 }
                 for at in factors
             ]
@@ -168,10 +169,6 @@ def _shares(runs: pd.DataFrame) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _trained(rows: pd.DataFrame) -> str:
     return ", ".join(f"{one:g}" for one in sorted(rows["capacity_factor"].dropna().unique()))
-
-
-def _random(top_k: int, tokens: int) -> str:
-    return f"uniform at random, k={top_k}, {tokens:,} tokens"
 
 
 def _drawn(rows: pd.DataFrame) -> list[tuple[int, int, int]]:

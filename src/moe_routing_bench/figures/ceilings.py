@@ -45,7 +45,7 @@ def bandwidth(table: pd.DataFrame) -> Chart:
         for says in [f"{labels[one['index']]}, {one['share_of_copy']:.0%} of the copy"]
     ]
     copy = rows["copy_gb_per_s"].median()
-    note = "one point per row; in a panel, " + row_groups.differing(rows, "rows", by=["bench", "implementation"])
+    note = _points(rows)
     note += "" if np.isnan(copy) else f"; dashed: a copy, {copy:,.0f} GB/s"
     tints = palette.tints(rows["implementation"])
     own = {bench: (_BYTES, Scale(_RATE.label, "log")) for bench in far}
@@ -73,6 +73,12 @@ def _timed(table: pd.DataFrame, benches: Iterable[str]) -> pd.DataFrame:
 def _mostly_far_below(part: pd.DataFrame) -> bool:
     """Whether a quarter of the points would lie on a linear axis's lowest thirtieth."""
     return bool(part["gb_per_s"].quantile(0.25) < part["copy_gb_per_s"].median() / 30)
+
+
+def _points(rows: pd.DataFrame) -> str:
+    """That each row is a point, and in what those of an implementation differ."""
+    apart = row_groups.differing(rows, "", by=["bench", "implementation"])
+    return f"one point per row; in a panel, rows{apart}" if apart else "one point per row"
 
 
 def roofline(table: pd.DataFrame) -> Chart:
@@ -103,7 +109,7 @@ def roofline(table: pd.DataFrame) -> Chart:
                 | row(one)
             )
     tints = palette.tints(rows["implementation"])
-    note = "one point per row; in a panel, " + row_groups.differing(rows, "rows", by=["bench", "implementation"])
+    note = _points(rows)
     return Chart(
         "lines", *_INTENSITY, marks(records), tints | {ROOF: palette.BLACK}, rows, note=note, shared=True, level=True
     )

@@ -163,19 +163,27 @@ def _apart(chart: Chart) -> Chart:
 
 
 def _fewer(chart: Chart, preferred: Callable[[Chart], list[str]]) -> Chart:
-    order, kept = preferred(chart), set()
+    order, shown, kept = preferred(chart), chart.shown, set()
+    bare = {name: name.removesuffix(NOT_CAUSAL) for name in order}
+    columns = [one for one in ("implementation", "contestant", "router") if one in shown]
+    rows = {one: shown[one].astype(str).str.removesuffix(NOT_CAUSAL) for one in columns}
+    known = {one: set(names) for one, names in rows.items()}
+    column = next((one for one, there in known.items() if there & set(bare.values())), None)
+    measured = {
+        name for name in order if column is None or bare[name] in known[column]
+    }  # the others are such as a roof
     for there in sorted((set(group["series"]) for _, group in chart.marks.groupby("panel", sort=False)), key=len):
-        if not there & kept and len(kept) < MOST_SERIES:
-            kept.add(next(name for name in order if name in there))
+        wanted = there & measured or there
+        if not wanted & kept and len(kept) < MOST_SERIES:
+            kept.add(next(name for name in order if name in wanted))
     kept |= set([name for name in order if name not in kept][: MOST_SERIES - len(kept)])
-    shown, names = chart.shown, {name.removesuffix(NOT_CAUSAL) for name in kept}
-    column = next((one for one in ("implementation", "router") if one in shown and names & set(shown[one])), None)
+    names = {bare[name] for name in kept}
     note = f"{len(kept)} of {len(chart.colors)} series, the others are in the tables"
     return replace(
         chart,
         marks=chart.marks[chart.marks["series"].isin(kept) & ~chart.marks["join"].isin(set(chart.colors) - kept)],
         colors={name: tint for name, tint in chart.colors.items() if name in kept},
-        shown=shown if column is None else shown[shown[column].isin(names)],
+        shown=shown if column is None else shown[rows[column].isin(names)],
         note="; ".join(filter(None, (chart.note, note))),
     )
 

@@ -4,6 +4,7 @@ import pandas as pd
 
 from moe_routing_bench.benches.layer.auto import AUTO
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import regret
 from moe_routing_bench.figures import palette, row_groups
 from moe_routing_bench.figures.chart import TOKENS, Chart, Scale, marks, nothing, row
 from moe_routing_kernels.formats.weights import NAMES, WEIGHTS
@@ -40,14 +41,14 @@ def format_limits(table: pd.DataFrame) -> Chart:
 
 
 def with_quantised(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows with a time of every shape that was measured with quantised weights, plain ones included. Those of `auto` are of one that has a
-    row itself, and are left out.
+    """The rows with a time of every shape that was measured with quantised weights, plain ones included. Those of `auto` are left out
+    where what it chose has a row of its own in the cell.
 
     With `shape`, bench and shape in words; `format`, that of the weights, and of the rows where it is another than the activations';
     `ours`, whether it needs no other package; and `card`.
     """
     rows = row_groups.ok(table, *READING)
-    rows = rows[rows["implementation"] != AUTO]
+    rows = rows[~_twice(rows)]
     if rows.empty:
         return rows.assign(shape="", format="", ours=False, card="")
     shape = rows["bench"] + ": " + row_groups.labels(rows, but=_PARTS)
@@ -56,6 +57,16 @@ def with_quantised(table: pd.DataFrame) -> pd.DataFrame:
     ours = [name in OURS[bench] for bench, name in zip(rows["bench"], rows["implementation"], strict=True)]
     found = rows.assign(shape=shape, format=form, ours=ours, card=row_groups.card(rows))
     return found[found["shape"].isin(found.loc[found["weights"].isin(WEIGHTS), "shape"])]
+
+
+def _twice(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are of `auto` where what it chose was measured in the same cell on the same card."""
+    auto = rows["implementation"] == AUTO
+    chose = rows["configuration"].map(regret.chosen, na_action="ignore").where(auto)
+    known = rows[["bench", "cell", "implementation"]].assign(card=row_groups.card(rows))
+    there = set(known[~auto].itertuples(index=False, name=None))
+    asked = known.assign(implementation=chose).itertuples(index=False, name=None)
+    return pd.Series([key in there for key in asked], rows.index, bool)
 
 
 def fastest(rows: pd.DataFrame) -> pd.DataFrame:

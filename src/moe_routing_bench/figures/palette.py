@@ -14,6 +14,7 @@ import yaml
 
 from moe_routing_bench.benches.layer.auto import STAGE as SHARED
 from moe_routing_bench.benches.registry import BENCHES
+from moe_routing_bench.comparison import origins
 from moe_routing_bench.grid.run_spec import DENSE
 from moe_routing_kernels.routers.zoo import ZOO
 
@@ -28,14 +29,17 @@ _DARK = {**PALETTE, OTHER: "#8f8f8f", BLACK: "#f0f0f0"}
 SYMBOLS, EIGHTH = ("circle", "triangle2", "square", "diamond2", "cross", "triangle", "star"), "hexagon"
 
 
-def assigned(names: Iterable[str], together: Iterable[Collection[str]] = ()) -> dict[str, str]:
+def assigned(
+    names: Iterable[str], together: Iterable[Collection[str]] = (), others: Collection[str] = ()
+) -> dict[str, str]:
     """A colour for each name, in the order of the palette, so that a later name never moves an earlier one. When it is used up, a name
-    has the first of the colours that fewest have with which it is drawn: `together` are the names of each such picture."""
+    has the first of the colours that fewest have with which it is drawn: `together` are the names of each such picture. Of `others` none
+    has the first colour then, which is that of ours."""
     palette, pictures, result = list(PALETTE), [set(group) for group in together], {}
     for i, name in enumerate(names):
-        others = {other for picture in pictures if name in picture for other in picture}
-        taken = Counter(result[other] for other in others if other in result)
-        result[name] = palette[i] if i < len(palette) else min(palette, key=taken.__getitem__)
+        near = {other for picture in pictures if name in picture for other in picture}
+        taken = Counter(result[other] for other in near if other in result)
+        result[name] = palette[i] if i < len(palette) else min(palette[name in others :], key=taken.__getitem__)
     return result
 
 
@@ -43,6 +47,12 @@ NAMES = tuple(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.
 COLORS = assigned(
     [*_FILE["first"], *(name for name in NAMES if name not in _FILE["first"])],
     [[group.name for group in bench.implementations] for bench in BENCHES.values()],
+    {
+        one.name
+        for name, bench in BENCHES.items()
+        for one in bench.implementations
+        if one.name not in origins.ours(name)
+    },
 )
 _ROUTERS = assigned(ZOO, [tuple(ZOO)])
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))

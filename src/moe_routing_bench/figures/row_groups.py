@@ -170,11 +170,12 @@ def preferred(chart: Chart) -> list[str]:
     if len(known & set(names)) >= len(names) - 1 > 0:
         lines = [name for name in names if name not in known]  # such as a roof
         return [*lines, *_fastest(shown, MOST_SERIES - len(lines))]
-    if "bits_per_byte" in shown and set(shown["router"]) & {name.removesuffix(NOT_CAUSAL) for name in names}:
+    who = shown.get("contestant", shown.get("router", pd.Series(dtype=str))).astype(str).str.removesuffix(NOT_CAUSAL)
+    if "bits_per_byte" in shown and set(who) & {name.removesuffix(NOT_CAUSAL) for name in names}:
         bits = shown["bits_per_byte"]
         if "label" in shown:  # entries differ in sizes, and not all have all rules
             bits = bits - bits.groupby(shown["label"]).transform("median")
-        means = bits.groupby(shown["router"]).mean()
+        means = bits.groupby(who).mean()
         fronts = set(chart.marks.loc[chart.marks["join"].notna(), "series"]) if chart.kind == "points" else set()
         return sorted(names, key=lambda name: (name not in fronts, _quality(name.removesuffix(NOT_CAUSAL), means)))
     if any(name in WEIGHTS for name in names):
@@ -206,5 +207,7 @@ def _fastest(rows: pd.DataFrame, most: int) -> list[str]:
         sorted(there[which], key=lambda name, which=which: (-first[which][name], -there[which][name], name))
         for which in (0, 1)
     )
-    places = max(_LEAST_OWN, most - len(others))
+    winners = {next(iter(names)) for names in cells.values()}
+    own.sort(key=lambda name: name not in winners)  # stable: who is the fastest of all in a cell comes first
+    places = max(_LEAST_OWN, most - len(others), min(len(winners & set(own)), most - 1))
     return list(dict.fromkeys([*own[:places], *others, *own]))

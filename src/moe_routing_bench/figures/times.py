@@ -114,7 +114,8 @@ def backward(table: pd.DataFrame) -> Chart:
     ordered = steps.assign(panel=labels, forward=forward).sort_values(["panel", "median_us"], kind="stable")
     records = [part | row(one) for _, one in ordered.iterrows() for part in _bars(one)]
     there = {record["series"] for record in records}
-    return Chart("bars", *_SCALES, marks(records), {name: _COLORS[name] for name in _COLORS if name in there}, ordered)
+    tints = {name: tint for name, tint in _COLORS.items() if name in there}
+    return Chart("bars", *_SCALES, marks(records), tints, ordered, shared=True)
 
 
 def forwards(steps: pd.DataFrame, table: pd.DataFrame) -> pd.Series:

@@ -1,7 +1,7 @@
 """What the page of a platform shows by operation: cells in sections, a figure of each, and how ours compare with the fastest others."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -95,20 +95,20 @@ def _caption(drawn: Drawn | None, by_format: bool) -> str:
     return f"{what} {_FORMATS_SAID if by_format else _OTHERS_SAID} {_HOVER}"
 
 
-def kept_bench(cells: Iterable[Cell]) -> str:
-    """The widest of the benches of these cells: the one with most stages, which its figure shows."""
-    return max({cell.bench for cell in cells}, key=lambda name: (len(BENCHES[name].stages), name))
+def kept_bench(cells: Sequence[Cell]) -> str:
+    """The widest of the benches of these cells, which their figure shows: the one with most stages, and of those with as many the one with most cells."""
+    counts = Counter(cell.bench for cell in cells)
+    return max(counts, key=lambda name: (len(BENCHES[name].stages), counts[name], name))
 
 
 def tally(cells: Sequence[Cell]) -> str:
     """In how many cells ours is faster or slower than the fastest other, by verdict."""
-    both = [(own, other) for cell in cells if (own := pairs.own(cell)) and (other := pairs.rival(cell))]
-    verdicts = Counter(pairs.pair(own, other).verdict for own, other in both)
-    told = [f"{how} in {verdicts[how]}" for how in (pairs.FASTER, pairs.SLOWER) if verdicts[how]]
-    rest = len(both) - verdicts[pairs.FASTER] - verdicts[pairs.SLOWER]
-    told += [f"not told apart in {rest}"] if rest else []
-    lone = len(cells) - len(both)
-    alone = f"; {lone} more {'has' if lone == 1 else 'have'} no time of ours or of another" if lone else ""
+    both = [pairs.pair(own, other) for cell in cells if (own := pairs.own(cell)) and (other := pairs.rival(cell))]
+    verdicts = Counter(pair.verdict for pair in both)
+    counts = {how: verdicts.pop(how, 0) for how in (pairs.FASTER, pairs.SLOWER)} | {"not told apart": verdicts.total()}
+    told = [f"{how} in {number}" for how, number in counts.items() if number]
+    has = "has" if (lone := len(cells) - len(both)) == 1 else "have"
+    alone = f"; {lone} more {has} no time of ours or of another" if lone else ""
     if not both:
         return f"{count(len(cells), 'cell')}, none with a time of both ours and another package."
     return f"{count(len(cells), 'cell')}. Against the fastest of other packages, torch included, ours is {', '.join(told)} of {len(both)}{alone}."
@@ -179,12 +179,12 @@ def of_model(cells: Sequence[Cell], sizes: Mapping[str, Any]) -> list[Cell]:
 
 def model_sections(cells: Sequence[Cell]) -> list[Section]:
     """A section per stage that has cells: a line per format of weights, or ours and others where a stage has no formats."""
-    found = []
-    for bench, title in _OF_MODEL.items():
-        if mine := [cell for cell in cells if cell.bench == bench]:
-            figure, caption = _figure(mine)
-            found.append(Section(bench, title, tally(mine), caption=caption, chart=figure and figure.data))
-    return found
+    of_bench = {bench: [cell for cell in cells if cell.bench == bench] for bench in _OF_MODEL}
+    figures = {bench: (mine, *_figure(mine)) for bench, mine in of_bench.items() if mine}
+    return [
+        Section(bench, _OF_MODEL[bench], tally(mine), caption=caption, chart=figure and figure.data)
+        for bench, (mine, figure, caption) in figures.items()
+    ]
 
 
 def _figure(cells: Sequence[Cell]) -> tuple[Drawn | None, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 
 from moe_routing_bench.figures import formats
-from moe_routing_bench.quantities import us
+from moe_routing_bench.quantities import digits, us
 from moe_routing_bench.report.parts import ABSENT, Exactness, Quantised
 
 DRAWN = {"normal": "normal weights", "outliers": "weights with outliers"}
@@ -41,12 +41,12 @@ def _line(
         form=one["format"],
         implementation=one["implementation"],
         time=us(one["median_us"]),
-        moved=f"{one['compulsory_bytes'] / 1e6:,.4g} MB" if one["compulsory_bytes"] > 0 else ABSENT,
+        moved=f"{digits(one['compulsory_bytes'] / 1e6)} MB" if one["compulsory_bytes"] > 0 else ABSENT,
         copy=_percent(one["share_of_copy"]),
         ceiling=_percent(one["share_of_roofline"]),
         error=_percent(one["rel_l2_error"] / one["tolerance"]),
         speedup=f"{one['speedup']:.2f}x {one['baseline']}" if one["speedup"] > 0 else ABSENT,
-        plain=ABSENT if one["weights"] == one["dtype"] else f"{plain / one['median_us']:.2f}x",
+        plain=ABSENT if one["weights"] == one["dtype"] or pd.isna(plain) else f"{plain / one['median_us']:.2f}x",
         peer=_against(peers, one["median_us"]),
         loses=ABSENT if loses is None else f"{loses:.1f} dB",
         frontier="yes" if one["format"] in best else "" if losses else ABSENT,

@@ -67,7 +67,7 @@ function showNow() {
   performance.mark("answered");
   drawAsked();
 }
-const modelledWords = shard => shard?.command ? [` Modelled, not measured: ${shard.modelled}, by `, element("code", shard.command, {id: "modelled"}), "."] : [];
+const modelledWords = shard => [...(shard?.over_ranks ? [` ${shard.over_ranks}.`] : []), ...(shard?.command ? [` Modelled, not measured: ${shard.modelled}, by `, element("code", shard.command, {id: "modelled"}), "."] : [])];
 function refusedWords({missing, nearest, shard}) {
   return [element("strong", "Not measured."), " ", element("span", `${missing.join(". ")}.`, {id: "near"}), nearest ? ` A cell more than ${rules.rule.far} octaves away, or of another format or phase, does not answer.` : "", " The line below, in a terminal, prints the command that measures it.", ...modelledWords(shard)];
 }
@@ -165,9 +165,8 @@ const pairIn = (own, other) => own && other ? breaking(element("span", "", {clas
 function cellLines(places) {
   return places.map(place => {
     const cell = cells[place], own = ownOf(cell, rules), other = rivalOf(cell, rules), time_ = row => row ? toRow(row, cell, `${row.implementation} ${brief(row.median_us)}${doubts(row).length ? " ?" : ""}`) : dash;
-    // Rows hold the widths of one tensor-parallel rank, a question those of the model.
-    const asked = ([name, one]) => [name, WIDTHS.includes(name) ? one * (cell.axes.tp ?? 1) : one];
-    const exact = Object.fromEntries(Object.entries(cell.axes).filter(([name, one]) => controls.has(name) && one !== null).map(asked));
+    const whole = ([name, one]) => [name, WIDTHS.includes(name) ? one * (cell.axes.tp ?? 1) : one]; // a question has the widths of all ranks
+    const exact = Object.fromEntries(Object.entries(cell.axes).filter(([name, one]) => controls.has(name) && one !== null).map(whole));
     const link = element("a", axesSaid(cell), {href: `#ask?${new URLSearchParams({bench: cell.bench, ...exact})}`});
     return [cell.bench, cell.model ?? dash, link, time_(own), time_(other), pairIn(own, other)];
   });

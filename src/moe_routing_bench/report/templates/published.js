@@ -25,8 +25,8 @@ const MEASURED = "measured", REFUSED = "refused", AUTO = "auto";
 function readingOf({model, bench, implementations = [], ...axes}, rules) {
   const given = {...axes}, training = given.phase === "training";
   if (training) delete given.phase;
-  const ranked = Object.keys(rules.reads).filter(name => rules.reads[name].includes("ranks"));
-  const benches = bench ? [bench] : training ? ["training"] : "ranks" in given ? ranked : "tp" in given || "ep" in given ? ["layer"] : ["layer", "experts"];
+  const ranked = Object.keys(rules.reads).filter(name => rules.reads[name].includes("ranks") && name !== "ep_training").reverse();
+  const benches = bench ? [bench] : training ? ["ranks" in given ? "ep_training" : "training"] : "ranks" in given ? ranked : "tp" in given || "ep" in given ? ["layer"] : ["layer", "experts"];
   const sparse = rules.axes.filter(axis => axis.sparse).map(axis => [axis.name, null]);
   const values = {dtype: rules.usual.dtype, skew: 0, capacity_factor: null, trace: null, ...Object.fromEntries(sparse), ...(rules.models[model] ?? {}), ...given};
   if (!("weights" in given) && !("packed" in given)) values.weights = values.packed = values.dtype;
@@ -52,7 +52,8 @@ function shardSaid({model, given}, rules) {
   const [name] = ranks, number = given[name];
   const words = ranks.length === 1 ? `one of ${number} ranks (${name} ${number})` : `one of ${ranks.map(one => given[one]).join(" x ")} ranks`;
   const command = model && ranks.length === 1 ? ["moe-routing-bench scale", model, "--gpus", number, `--${name}`, number, ...("tokens" in given ? ["--tokens", Math.ceil(given.tokens / number)] : []), ...("weights" in given ? ["--weights", (rules.rule.families[given.weights] ?? [given.weights])[0]] : [])].join(" ") : null;
-  return {measured: `${words} on one GPU, without what ranks send to each other`, modelled: command ? "the whole layer with what ranks send to each other" : null, command};
+  return {measured: `${words} on one GPU, without what ranks send to each other`, modelled: command ? "the whole layer with what ranks send to each other" : null, command,
+    over_ranks: ranks.length === 1 && name === "ep" ? `Layers over ${number} GPUs with their exchange: --ranks ${number} instead of --ep ${number}` : null};
 }
 
 // The fastest row of this project that counts, that of `auto` before others, and the fastest of another package (answers/pairs.py).
@@ -95,7 +96,8 @@ const general = one => Number.isInteger(one) ? String(one) : typeof one === "num
 const away = octaves => `${Number(octaves.toPrecision(2))} octave${octaves === 1 ? "" : "s"} away`;
 function gapSaid({name, held, asked, octaves}, rules) {
   const {prefix} = rules.axes.find(axis => axis.name === name), label = ["T", "H", "I", "E", "k"].includes(prefix) ? `${prefix}=` : `${name.replaceAll("_", " ")} `;
-  return `${label}${general(held)}, not ${general(asked)}${octaves === Infinity ? "" : ` (${away(octaves)})`}`;
+  const said = one => (one ?? null) === null && rules.rule.ranks.includes(name) ? "1" : general(one);
+  return `${label}${said(held)}, not ${said(asked)}${octaves === Infinity ? "" : ` (${away(octaves)})`}`;
 }
 
 // The cells that differ from one in these axes alone (answers/around.py).

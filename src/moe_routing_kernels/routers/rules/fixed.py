@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +32,7 @@ class HashToken(Learned):
         else:
             allowed = "one number for each token id, from the training text"
             raise bad(f"frequencies for router {self.rule.name}", None, allowed)
-        self.register_buffer("table", torch.from_numpy(table))
+        self.register_buffer("table", table)
 
     def forward(self, x: Tensor, token_ids: Tensor, positions: Tensor) -> Routing:
         """Look each token up in the table."""
@@ -41,17 +40,22 @@ class HashToken(Learned):
         return self.fixed(ids)
 
 
-def random_table(vocabulary: int, experts: int, top_k: int, seed: int) -> np.ndarray:
+def random_table(vocabulary: int, experts: int, top_k: int, seed: int) -> Tensor:
     """`top_k` distinct experts for each token id, (vocabulary, top_k) int32."""
-    return np.random.default_rng(seed).random((vocabulary, experts)).argsort(1)[:, :top_k].astype(np.int32)
+    import numpy as np  # for its generator, which trained tables were drawn with; nothing else here needs the package
+
+    drawn = np.random.default_rng(seed).random((vocabulary, experts))
+    return torch.from_numpy(drawn.argsort(1)[:, :top_k].astype(np.int32))
 
 
-def balanced_table(frequencies: Sequence[float], experts: int, top_k: int) -> np.ndarray:
+def balanced_table(frequencies: Sequence[float], experts: int, top_k: int) -> Tensor:
     """Greedy: each token id, by falling frequency, goes to the `top_k` experts with the least load so far."""
-    table, load = np.zeros((len(frequencies), top_k), np.int32), np.zeros(experts)
-    for token in np.argsort(-np.asarray(frequencies, float), kind="stable"):
-        table[token] = np.argsort(load, kind="stable")[:top_k]
-        load[table[token]] += frequencies[token]
+    table, load = torch.zeros(len(frequencies), top_k, dtype=torch.int32), [0.0] * experts
+    for token in sorted(range(len(frequencies)), key=lambda one: -frequencies[one]):
+        least = sorted(range(experts), key=load.__getitem__)[:top_k]
+        table[token] = torch.tensor(least)
+        for expert in least:
+            load[expert] += float(frequencies[token])
     return table
 
 
