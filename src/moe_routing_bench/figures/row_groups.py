@@ -208,6 +208,6 @@ def _fastest(rows: pd.DataFrame, most: int) -> list[str]:
         for which in (0, 1)
     )
     winners = {next(iter(names)) for names in cells.values()}
-    own.sort(key=lambda name: name not in winners)  # stable: who is the fastest of all in a cell comes first
+    own.sort(key=lambda name: name not in winners)  # stable: the fastest of all in a cell come first
     places = max(_LEAST_OWN, most - len(others), min(len(winners & set(own)), most - 1))
     return list(dict.fromkeys([*own[:places], *others, *own]))
