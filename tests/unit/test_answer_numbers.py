@@ -419,7 +419,7 @@ def test_a_name_has_a_part_that_was_asked_for_in_any_letters():
 def test_a_gap_is_said_with_the_measured_value_first():
     assert asking.gap_text(nearest.Gap("tokens", 64, 16, 2.0)) == "T=16, not 64 (2 octaves away)"
     assert asking.gap_text(nearest.Gap("skew", 0.0, 0.75, 0.75)) == "skew 0.75, not 0 (0.75 octaves away)"
-    assert asking.gap_text(nearest.Gap("ep", 8, None, math.inf)) == "ep none, not 8"
+    assert asking.gap_text(nearest.Gap("ep", 8, None, math.inf)) == "ep 1, not 8"
 
 
 def test_the_place_of_a_cell_is_fit_for_json():
