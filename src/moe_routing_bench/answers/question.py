@@ -46,11 +46,7 @@ class Question:
         if not ranks:
             return None
         (name, number), *more = ranks.items()
-        words = (
-            [f"one of {number} ranks ({name} {number})"]
-            if not more
-            else [f"one of {' x '.join(map(str, ranks.values()))} ranks"]
-        )
+        ranks_said = f"{' x '.join(map(str, ranks.values()))} ranks" + ("" if more else f" ({name} {number})")
         command = None
         if self.model and not more:
             parts = ["moe-routing-bench", "scale", self.model, "--gpus", str(number), f"--{name}", str(number)]
@@ -58,7 +54,7 @@ class Question:
             parts += ["--weights", formats_of(self.given["weights"])[0]] if "weights" in self.given else []
             command = shlex.join(parts)
         return {
-            "measured": f"{words[0]} on one GPU, without what ranks send to each other",
+            "measured": f"one of {ranks_said} on one GPU, without what ranks send to each other",
             "modelled": "the whole layer with what ranks send to each other" if command else None,
             "command": command,
             "over_ranks": f"Layers over {number} GPUs with their exchange: --ranks {number} instead of --ep {number}"

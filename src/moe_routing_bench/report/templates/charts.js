@@ -128,7 +128,7 @@ function legendOf(chart, hidden, redraw) {
 }
 function numbersOf(chart, marks) {
   const made = element("details", "", {class: "numbers"});
-  made.append(element("summary", `The ${marks.length} numbers of this figure`));
+  made.append(element("summary", marks.length === 1 ? "The number of this figure" : `The ${marks.length} numbers of this figure`));
   made.ontoggle = () => {
     if (made.children.length > 1) return;
     made.append(tableOf("Numbers of the figure", ["panel", "series", chart.x.kind === "names" ? "column" : chart.x.label, chart.y.kind === "names" ? "line" : chart.y.label, "interval", "in words"], marks.map(mark => [
