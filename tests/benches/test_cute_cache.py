@@ -92,7 +92,7 @@ def test_compile_command_fills_the_cache(tmp_path: Path) -> None:
 def test_where_objects_are_kept(own, caches, found, monkeypatch) -> None:
     """In the folder that is named, else in that of caches, as other programs know it."""
     cache = pytest.importorskip("moe_routing_kernels.cute.cache")
-    monkeypatch.setenv("HOME", "/home/of/somebody")
+    monkeypatch.setenv("HOME", "/home/user")
     for name, value in ((cache.FOLDER, own), ("XDG_CACHE_HOME", caches)):
         monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
-    assert str(cache.folder()) == found.replace("~", "/home/of/somebody")
+    assert str(cache.folder()) == found.replace("~", "/home/user")

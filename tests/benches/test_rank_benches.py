@@ -127,7 +127,7 @@ def test_sums_and_bytes_of_the_way_back_by_hand() -> None:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("bench", ["ep_combine", "ep_layer"])
 def test_limits_count_what_is_rounded_on_the_way(bench: str, dtype: str) -> None:
-    """Sums of float32 have two roundings for each of a token's experts more; in 16 bits these vanish beside those of what travels."""
+    """Sums of float32 have two roundings for each of a token's experts more; in 16 bits the rounding of what travels is far larger."""
     axes = {"tokens": 12} | ({"intermediate": 8} if bench == "ep_layer" else {})
     cell, definition = cell_of(bench, **SIZES | axes | {"dtype": dtype}), BENCHES[bench].definition()
     inputs = definition.build(cell, 3, "cpu")

@@ -320,7 +320,7 @@ def _fewer_sets(work, x, packed):
 
 def _seen_again(work, x, packed):
     """Is `crashed` where a set has the same values in so many calls in a row that a quarter could be left out unseen: those of some sets, by
-    whoever compares all of the input."""
+    a comparison of the whole input."""
     known, count = x.clone(), [0]
 
     def call():

@@ -79,6 +79,14 @@ def test_a_job_that_is_suspended_has_changed_nothing(number: int, children: list
     assert change(was, state(children[0])) == ""
 
 
+def test_a_thread_that_ends_while_it_is_looked_at_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process has not ended."""
+    names = os.listdir(f"/proc/{os.getpid()}/task")
+    monkeypatch.setattr(os, "listdir", lambda path: [*names, "999999999"])
+    found = state(os.getpid())
+    assert found and found.threads.keys() == set(names)
+
+
 def of(*pids: int) -> SimpleNamespace:
     return SimpleNamespace(pids=set(pids))
 

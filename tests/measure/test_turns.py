@@ -22,7 +22,7 @@ def judged(**process) -> Turns:
 
 def compared(monkeypatch: pytest.MonkeyPatch) -> Turns:
     """Turns of ten rotations of 0.1 ms on a GPU, which few are compared with; without sets."""
-    monkeypatch.setattr(turns, "_BESIDE", 1e3)
+    monkeypatch.setattr(turns, "_OVERHEAD_SHARE", 1e3)
     monkeypatch.setattr(turns, "_LAUNCH_US", 0.0)
     known = judged(threads=1, believed=lambda: None, least_handover_us=0.0)
     known._kind, known._request, known._count = "cuda", "run", 10

@@ -7,13 +7,12 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from moe_routing_bench.measure import processes
 from moe_routing_bench.measure.candidate import Failure, Ruined
 from moe_routing_bench.measure.runners import Process
 
-_ENDED = (FileNotFoundError, ProcessLookupError)
-_STOPPING = sum(
-    1 << number - 1 for number in range(18, 23)
-)  # SIGCONT to SIGTTOU, which all processes of a suspended job get
+# SIGCONT to SIGTTOU, which all processes of a suspended job get.
+_STOPPING = sum(1 << number - 1 for number in range(18, 23))
 
 
 class Thread(NamedTuple):
@@ -51,18 +50,25 @@ _WORDS = {
 
 def state(pid: int) -> State | None:
     """What the kernel says of a process; None where it has ended."""
+    folder = f"/proc/{pid}"
     try:
-        threads = {name: _thread(f"/proc/{pid}/task/{name}") for name in os.listdir(f"/proc/{pid}/task")}
-        return State(threads, _read(f"/proc/{pid}/limits"), _read(f"/proc/{pid}/oom_score_adj"))
-    except _ENDED:
+        found = {name: _thread(f"{folder}/task/{name}") for name in os.listdir(f"{folder}/task")}
+        threads = {name: one for name, one in found.items() if one}
+        return State(threads, _read(f"{folder}/limits"), _read(f"{folder}/oom_score_adj"))
+    except processes.GONE:
         return None
 
 
-def _thread(folder: str) -> Thread:
-    told = {
-        name: text.strip() for name, _, text in (line.partition(":") for line in _read(f"{folder}/status").splitlines())
-    }
-    numbers = _read(f"{folder}/stat").rpartition(")")[2].split()  # from the third field of proc(5) on
+def _thread(folder: str) -> Thread | None:
+    """What the kernel says of a thread; None where it was ending."""
+    numbers = processes.stat(folder)
+    try:
+        lines = _read(f"{folder}/status").splitlines() if numbers else []
+    except processes.GONE:
+        lines = []
+    if not lines:
+        return None
+    told = {name: text.strip() for name, _, text in (line.partition(":") for line in lines)}
     signals = (int(told["SigPnd"], 16) | int(told["ShdPnd"], 16)) & ~_STOPPING
     cpus, memories, tracer = (told.get(name, "") for name in ("Cpus_allowed", "Mems_allowed", "TracerPid"))
     return Thread(numbers[38], numbers[16], numbers[37], cpus, memories, tracer, signals)
@@ -86,10 +92,10 @@ def change(was: State, now: State | None) -> str:
 class Bystanders:
     """The processes of all isolated implementations, by name, as they were when each was last stopped."""
 
-    def __init__(self, processes: Mapping[str, Sequence[Process]]) -> None:
+    def __init__(self, isolated: Mapping[str, Sequence[Process]]) -> None:
         """All of them are stopped."""
-        self._processes = processes
-        self._known = {name: self._states(name) for name in processes}
+        self._isolated = isolated
+        self._known = {name: self._states(name) for name in isolated}
         self._ranks = {pid: _rank(one) for states in self._known.values() for pid, one in states.items()}
 
     def look(self, name: str) -> None:
@@ -105,7 +111,7 @@ class Bystanders:
 
     def _states(self, name: str) -> dict[int, State]:
         """The states of the processes that have not ended."""
-        found = {pid: state(pid) for process in self._processes[name] for pid in process.pids}
+        found = {pid: state(pid) for process in self._isolated[name] for pid in process.pids}
         return {pid: one for pid, one in found.items() if one}
 
 

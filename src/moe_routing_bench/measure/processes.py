@@ -11,7 +11,7 @@ from collections.abc import Iterator
 _PDEATHSIG, _DUMPABLE, _DROP_FROM_BOUNDS, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38  # of prctl
 _CAPABILITY_VERSION = 0x20080522
 _EMPTY_LOOKS = 3  # one look may miss a child: Linux's list skips one where another leaves it meanwhile, or the parent has not stopped yet
-_GONE = (FileNotFoundError, ProcessLookupError)  # of what is read of a process: before it is opened, and after
+GONE = (FileNotFoundError, ProcessLookupError)  # of what is read of a process: before it is opened, and after
 _LOOKING_IN = (17, 19, 21)  # CAP_SYS_RAWIO, CAP_SYS_PTRACE, CAP_SYS_ADMIN
 
 
@@ -57,9 +57,9 @@ def offspring() -> set[int]:
 def _children(process: object) -> set[int]:
     """The children of all threads of a process; none where it has ended. Listed: `glob` takes five times as long."""
     pids: set[int] = set()
-    with contextlib.suppress(*_GONE):
+    with contextlib.suppress(*GONE):
         for thread in os.listdir(f"/proc/{process}/task"):
-            with contextlib.suppress(*_GONE), open(f"/proc/{process}/task/{thread}/children", "rb") as file:
+            with contextlib.suppress(*GONE), open(f"/proc/{process}/task/{thread}/children", "rb") as file:
                 pids.update(map(int, file.read().split()))
     return pids
 
@@ -80,7 +80,7 @@ def cpu_seconds_below(pid: int) -> float:
 
 def _ticks(pid: int) -> list[int]:
     """What a process has computed as a user and in the kernel, and its children that it has waited for; nothing where there is none."""
-    return [int(word) for word in _stat(pid)[11:15]]
+    return [int(word) for word in stat(f"/proc/{pid}")[11:15]]
 
 
 def sweep(known: set[int], seconds: float) -> set[int]:
@@ -130,15 +130,15 @@ def ready(pids: set[int]) -> set[int]:
 
 def _state(pid: int) -> str:
     """The state letter that the kernel gives a process; empty where there is none."""
-    return next(iter(_stat(pid)), "")
+    return next(iter(stat(f"/proc/{pid}")), "")
 
 
-def _stat(pid: int) -> list[str]:
-    """What the kernel counts of a process, from the third field of proc(5) on; nothing where there is none."""
+def stat(folder: str) -> list[str]:
+    """What the kernel counts of the process or thread of a folder, from the third field of proc(5) on; nothing where it has ended."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+        with open(f"{folder}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()
-    except _GONE:
+    except GONE:
         return []
 
 

@@ -29,8 +29,8 @@ _LONGER = 1.3  # times as long a call may take in a lone rotation, or on new val
 _LAUNCH_US = 400.0
 _BUSY = 8  # times as long as it computes may a call take for want of a core, where it is chosen how many sets take part
 # Times the time of a turn that each of its threads may compute for; and a single thread in all turns together, besides half a millisecond.
-_CORES, _CORES_IN_ALL, _BESIDE_SECONDS = 1.2, 1.05, 5e-4
-_BESIDE = 0.4  # share of launch and hand-over in the few rotations whose time is compared with that of many
+_CORES, _CORES_IN_ALL, _SLACK_SECONDS = 1.2, 1.05, 5e-4
+_OVERHEAD_SHARE = 0.4  # share of launch and hand-over in the few rotations whose time is compared with that of many
 _TRIES, _TURNS = 3, 5
 _COMPARED = 8  # times that few rotations are compared with many before work counts as left out
 _LONG_US = 50_000.0  # of a rotation: then one is enough at a time
@@ -149,18 +149,18 @@ class Turns:
             sign()
             if self._looked_at("rotate", 1, look=True).seconds * 1e6 > _LONG_US and number:
                 break
-        if self._process.threads == 1 and self._computed > _CORES_IN_ALL * self._passed + _BESIDE_SECONDS:
+        if self._process.threads == 1 and self._computed > _CORES_IN_ALL * self._passed + _SLACK_SECONDS:
             raise self._several_cores(self._computed / self._passed)
 
     def _few_with_many(self, sign: Callable[[], object]) -> None:
         """`Failure` where few rotations cost more than many, or where new values do. Few is one, but as many as a hand-over is little of."""
         many = self._rotations * self._count
-        beside = self._process.least_handover_us + _LAUNCH_US
+        overhead_us = self._process.least_handover_us + _LAUNCH_US
         timed, alone, known, novel = [], [], [], []
         longest = max(self._turn("rotate", 1).us, 1e-3)
         if longest < _LONG_US:  # the first may have waited for others, which would make few out of many
             longest = max(min(longest, *(self._turn("rotate", 1).us for _ in range(2))), 1e-3)
-        few = max(1, int(beside / _BESIDE / longest))
+        few = max(1, int(overhead_us / _OVERHEAD_SHARE / longest))
         turns = _TURNS if longest < _LONG_US else 1
         left_out, remembered = 0.0, 0.0
         for _ in range(_COMPARED):
@@ -168,9 +168,9 @@ class Turns:
             for _ in range(turns):
                 timed.append(self._looked_at(self._request, self._count).us / many)
                 for i in range(_IN_A_ROW if longest < _LONG_US else 1):
-                    alone.append((self._looked_at("rotate", few, pause=i == 0).us - beside) / few)
+                    alone.append((self._looked_at("rotate", few, pause=i == 0).us - overhead_us) / few)
                 self._sets.novel()
-                novel.append(self._turn("rotate", 1).us - beside)
+                novel.append(self._turn("rotate", 1).us - overhead_us)
                 if len(novel) % turns == 0:
                     self._right([])
                 self._sets.novel()  # so that the process rests as long, and its caches are as cold
