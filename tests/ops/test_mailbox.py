@@ -13,7 +13,7 @@ import torch.distributed as dist
 from mailbox_messages import Messages
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.exchange import PHASES, Letters
+from moe_routing_kernels.exchange import Letters
 from moe_routing_kernels.exchange.mailbox import Mailbox
 from moe_routing_kernels.ops import ep
 
@@ -27,15 +27,20 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-SIZES = [(2, 64, 4096, 7168, 8, 2, 132), (2, 4, 5, 24, 3, 4, 1), (8, 32, 128, 7168, 8, 2, 132), (3, 1, 1, 10, 1, 2, 2)]
+SIZES = [
+    (2, 64, 4096, 7168, 8, 2, 132, 4),
+    (2, 4, 5, 24, 3, 4, 1, 1),
+    (8, 32, 128, 7168, 8, 2, 132, 2),
+    (3, 1, 1, 10, 1, 2, 2, 1),
+]
 
 
 @pytest.mark.parametrize("sizes", SIZES)
 def test_parts_of_the_memory_follow_each_other_and_are_aligned(sizes: tuple[int, ...]) -> None:
     letters = Letters(*sizes)
-    ranks, _, tokens, hidden, top_k, itemsize, blocks = sizes
+    ranks, _, tokens, hidden, top_k, itemsize, blocks, parts = sizes
     rows, choices = ranks * tokens * hidden * itemsize, ranks * tokens * top_k * 4
-    flags = PHASES * ranks * blocks * 4
+    flags = (2 + parts) * ranks * blocks * 4  # out, read, and the parts of the way back
     starts = [0, letters.sums_at, letters.ids_at, letters.weights_at, letters.flags_at, letters.bytes]
     for start, after, size in zip(starts, starts[1:], [rows, rows, choices, choices, flags], strict=False):
         assert start % 16 == 0 and size <= after - start < size + 16
@@ -49,6 +54,8 @@ found = []
 for ranks, tokens, hidden, dtype in json.loads(sys.argv[1]):
     letters, tiling = cute_exchange.choose(ranks, 4, tokens, hidden, 3, dtype, 132)
     covered = tiling.blocks(tokens) * (tiling.threads // tiling.lanes) >= tokens * tiling.tiles
+    part, tiles = cute_back.tiles_of_a_part(tiling, letters), tokens * tiling.tiles
+    covered &= letters.parts * part >= tiles > (letters.parts - 1) * part  # none is empty
     kernels = [cute_exchange.compile_out("sm_90a", dtype, letters, tiling, keep=True)]
     kernels += [cute_back.compile_back("sm_90a", dtype, letters, tiling, add, keep=True) for add in (False, True)]
     choices, of_choices = cute_exchange.of_choices(ranks, 4, tokens, hidden, 3, dtype, 132)
@@ -58,7 +65,7 @@ for ranks, tokens, hidden, dtype in json.loads(sys.argv[1]):
     for kernel in kernels:
         text = re.sub(r"//.*", "", kernel.__ptx__)
         found.append({
-            "blocks": letters.blocks, "covered": covered, "threads": tiling.threads, "vectors": tiling.vectors,
+            "blocks": letters.blocks, "covered": covered, "parts": letters.parts, "threads": tiling.threads, "vectors": tiling.vectors,
             "releases": text.count("st.release.sys"), "acquires": text.count("ld.acquire.sys"), "fences": text.count("fence.acq_rel.sys"),
             "barriers": text.count("bar.sync"), "local": text.count("st.local"),
         })
@@ -78,6 +85,7 @@ def test_kernels_signal_and_wait_at_system_scope() -> None:
     for kernel in found:
         assert kernel["releases"] == kernel["fences"] == 1 and kernel["acquires"] == 2 and kernel["barriers"] == 2
         assert kernel["local"] == 0 and 1 <= kernel["blocks"] <= 132 and kernel["covered"]
+    assert [found[5 * i]["parts"] for i in range(len(cases))] == [4, 1, 1, 1]  # 8 turns of all groups, and one
     assert [found[i]["vectors"] for i in (0, 5)] == [
         7,
         1,
@@ -115,7 +123,7 @@ class Group:
 def made(tokens: int = 4) -> Mailbox:
     """A mailbox without memory: what its checks read."""
     box = Mailbox.__new__(Mailbox)
-    box.letters, box.dtype, box.group = Letters(2, 3, tokens, 16, 2, 2, 1), torch.bfloat16, Group()  # type: ignore[assignment]
+    box.letters, box.dtype, box.group = Letters(2, 3, tokens, 16, 2, 2, 1, 1), torch.bfloat16, Group()  # type: ignore[assignment]
     return box
 
 
@@ -160,7 +168,7 @@ def test_a_layer_goes_by_its_mailbox(one_rank: None) -> None:
 def test_mailboxes_in_one_memory_do_not_overlap() -> None:
     """Each has rows, ids and weights of its own, where the kernels of all ranks store them: at addresses that are as far apart on each."""
     box = made()
-    box._choices = Letters(2, 3, 4, 4, 2, 4, 1)
+    box._choices = Letters(2, 3, 4, 4, 2, 4, 1, 1)
     size = box.letters.bytes + box._choices.bytes
     box._memory, box._place = torch.zeros(3 * size, dtype=torch.uint8), (torch.tensor([1000, 5000]), 1, 30, 40)
     own = [box.numbered(i) for i in range(3)]

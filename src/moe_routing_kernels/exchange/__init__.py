@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from moe_routing_kernels.cute import VECTOR_BYTES
 
-PHASES = 3  # out, back, and read
-
 
 @dataclass(frozen=True)
 class Letters:
@@ -25,6 +23,7 @@ class Letters:
     top_k: int
     itemsize: int  # bytes of an element of a row
     blocks: int  # thread blocks of a kernel, the same on all ranks: block b waits for the blocks b of the others
+    parts: int  # of the way back: a block sends one while it waits for the one before it
 
     @property
     def row_bytes(self) -> int:
@@ -58,13 +57,18 @@ class Letters:
 
     @property
     def flags_at(self) -> int:
-        """Offset of the flags (phase, rank, block) int32: 1 where the stores of that block of that rank have arrived."""
+        """Offset of the flags (slot, rank, block) int32: 1 where the stores of that block of that rank have arrived."""
         return self.weights_at + _aligned(self.rows * self.top_k * 4)
+
+    @property
+    def slots(self) -> int:
+        """Flags of a block and rank: out, read, and each part of the way back."""
+        return 2 + self.parts
 
     @property
     def bytes(self) -> int:
         """Bytes in all, whole vectors."""
-        return self.flags_at + _aligned(PHASES * self.ranks * self.blocks * 4)
+        return self.flags_at + _aligned(self.slots * self.ranks * self.blocks * 4)
 
 
 def _aligned(size: int) -> int:

@@ -10,7 +10,7 @@ from moe_routing_kernels.cute import rows as cute_rows
 from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.exchange import Letters
-from moe_routing_kernels.exchange.cute_peers import BACK, goes, meet, place, position, tensor_at
+from moe_routing_kernels.exchange.cute_peers import BACK, goes, place, position, say, tensor_at, wait
 
 LOADS_IN_FLIGHT = 16  # vectors that a thread loads before the first use
 
@@ -20,27 +20,26 @@ def at_once(tiling: RowTiling) -> int:
     return max(1, LOADS_IN_FLIGHT // tiling.vectors)
 
 
-@cute.kernel
-def back_kernel(
+def tiles_of_a_part(tiling: RowTiling, letters: Letters) -> int:
+    """Column tiles that the groups of all blocks send, or add up, in a part of the way back: as many turns of all groups in each."""
+    groups = letters.blocks * (tiling.threads // tiling.lanes)
+    return -(-letters.tokens * tiling.tiles // (groups * letters.parts)) * groups
+
+
+@cute.jit
+def send(
     y: cute.Tensor,
     came: cute.Tensor,
-    ids: cute.Tensor,
-    residual: cute.Tensor,
-    combined: cute.Tensor,
     peers: cute.Tensor,
-    rank: Int32,
-    limit: Int64,
-    failed: Int64,
+    rank: Any,
+    begin: Any,
+    end: Any,
     tiling: cutlass.Constexpr,
     letters: cutlass.Constexpr,
-    add: cutlass.Constexpr,
 ):
-    """Sums y (N tokens, H) of rows that came with the ids `came` (N tokens, k), back to the ranks of their tokens; combined (T, H), of tokens with
-    ids (T, k), is what came for this rank's own, added up, with the residual where `add`."""
-    element = y.element_type
+    """Sums of the column tiles from `begin` to `end`, one for each group, to the ranks of their tokens."""
     lane, first, groups = position(tiling, letters)
-    shape = cutlass.const_expr((tiling.width, tiling.vectors))
-    for unit in cutlass.range(first, letters.tokens * tiling.tiles, groups):
+    for unit in cutlass.range(begin + first, end, groups):
         token, column = unit // tiling.tiles, unit % tiling.tiles * (tiling.lanes * tiling.vectors) + lane
         for step in cutlass.range_constexpr(1, letters.ranks):
             to = (rank + step) % letters.ranks
@@ -48,12 +47,31 @@ def back_kernel(
             of_row = cute.make_rmem_tensor((letters.top_k,), Int32)
             cute.autovec_copy(came[row, None], of_row)
             if goes(of_row, 0, letters.local) > 0:
-                fragment = cute.make_rmem_tensor(shape, element)
+                fragment = cute.make_rmem_tensor((tiling.width, tiling.vectors), y.element_type)
                 cute_rows.load_row(y, row, column, fragment, tiling)
-                sums = tensor_at(element, peers[to] + letters.sums_at, (letters.rows, letters.hidden))
+                sums = tensor_at(y.element_type, peers[to] + letters.sums_at, (letters.rows, letters.hidden))
                 cute_rows.store_row(fragment, sums, rank * letters.tokens + token, column, tiling)
-    meet(peers, rank, limit, failed, BACK, letters)
-    for unit in cutlass.range(first, ids.shape[0] * tiling.tiles, groups):
+
+
+@cute.jit
+def add_up(
+    y: cute.Tensor,
+    ids: cute.Tensor,
+    residual: cute.Tensor,
+    combined: cute.Tensor,
+    peers: cute.Tensor,
+    rank: Any,
+    begin: Any,
+    end: Any,
+    tiling: cutlass.Constexpr,
+    letters: cutlass.Constexpr,
+    add: cutlass.Constexpr,
+):
+    """What came for the column tiles from `begin` to `end`, one for each group."""
+    element = y.element_type
+    lane, first, groups = position(tiling, letters)
+    shape = cutlass.const_expr((tiling.width, tiling.vectors))
+    for unit in cutlass.range(begin + first, min(end, ids.shape[0] * tiling.tiles), groups):
         token, column = unit // tiling.tiles, unit % tiling.tiles * (tiling.lanes * tiling.vectors) + lane
         chosen = cute.make_rmem_tensor((letters.top_k,), Int32)
         cute.autovec_copy(ids[token, None], chosen)
@@ -79,6 +97,37 @@ def back_kernel(
         result = cute.make_rmem_tensor(shape, element)
         result.store(total.load().to(element))
         cute_rows.store_row(result, combined, token, column, tiling)
+
+
+@cute.kernel
+def back_kernel(
+    y: cute.Tensor,
+    came: cute.Tensor,
+    ids: cute.Tensor,
+    residual: cute.Tensor,
+    combined: cute.Tensor,
+    peers: cute.Tensor,
+    rank: Int32,
+    limit: Int64,
+    failed: Int64,
+    tiling: cutlass.Constexpr,
+    letters: cutlass.Constexpr,
+    add: cutlass.Constexpr,
+):
+    """Sums y (N tokens, H) of rows that came with the ids `came` (N tokens, k), back to the ranks of their tokens; combined (T, H), of tokens with
+    ids (T, k), is what came for this rank's own, added up, with the residual where `add`. A part is added up while the next one is on the wire."""
+    tiles, step = (
+        cutlass.const_expr(letters.tokens * tiling.tiles),
+        cutlass.const_expr(tiles_of_a_part(tiling, letters)),
+    )
+    for part in cutlass.range(letters.parts + 1):
+        if part < letters.parts:
+            send(y, came, peers, rank, part * step, min((part + 1) * step, tiles), tiling, letters)
+            say(peers, rank, BACK + part, letters)
+        if part > 0:
+            wait(peers, rank, limit, failed, BACK + part - 1, letters)
+            begin, end = (part - 1) * step, min(part * step, tiles)
+            add_up(y, ids, residual, combined, peers, rank, begin, end, tiling, letters, add)
 
 
 @cute.jit

@@ -4,7 +4,8 @@ Strategy: a row per (token, rank) that has some of the token's experts. A group 
 the tile once and stores it to every such rank, with the ids and weights; back, it stores the tile of each sum to the rank of its
 token, then adds up the sums that came for its own. Rows have fixed places (rank, token), so that nothing is counted before. Block b of a
 rank sets a flag on every other rank after its stores and waits for the flags of their blocks b, which handle the same tokens: out
-and back take one launch each, and the host waits for nothing.
+and back take one launch each, and the host waits for nothing. Back goes in parts with a flag each: what came of one is added up
+while the next is on the wire.
 
 Compulsory bytes on the wire: b H + 8 k for each (token, other rank), and b H back; floor: a copy between GPUs.
 
@@ -31,11 +32,12 @@ from moe_routing_kernels.cute import rows as cute_rows
 from moe_routing_kernels.cute.cache import DTYPES, cached, compile_kernel, fake_tensor
 from moe_routing_kernels.cute.rows import RowTiling, row_tiling
 from moe_routing_kernels.exchange import Letters, cute_back
-from moe_routing_kernels.exchange.cute_peers import OUT, READ, goes, meet, place, position, tensor_at
+from moe_routing_kernels.exchange.cute_peers import OUT, READ, goes, place, position, say, tensor_at, wait
 from moe_routing_kernels.target import Target
 
 THREADS = 512
 MOST_VECTORS = 8  # of a row that a thread holds
+MOST_PARTS = 4  # of the way back
 
 
 @cute.jit
@@ -96,7 +98,8 @@ def out_kernel(
                 cute_rows.store_row(fragment, rows, rank * letters.tokens + token, column, tiling)
         if tile == 0:
             send_choices(ids, weights, token, lane, peers, rank, tiling, letters)
-    meet(peers, rank, limit, failed, OUT, letters)
+    say(peers, rank, OUT, letters)
+    wait(peers, rank, limit, failed, OUT, letters)
 
 
 @cute.jit
@@ -120,13 +123,13 @@ def out_host(
 @cute.kernel
 def read_kernel(peers: cute.Tensor, rank: Int32, limit: Int64, failed: Int64, letters: cutlass.Constexpr):
     """Wait until all ranks have read what came."""
-    meet(peers, rank, limit, failed, READ, letters)
+    say(peers, rank, READ, letters)
+    wait(peers, rank, limit, failed, READ, letters)
 
 
 @cute.jit
 def read_host(peers: cute.Tensor, rank: Int32, limit: Int64, failed: Int64, letters: cutlass.Constexpr, stream: Any):
-    threads = -(-letters.ranks // WARP) * WARP
-    read_kernel(peers, rank, limit, failed, letters).launch(grid=(1, 1, 1), block=(threads, 1, 1), stream=stream)
+    read_kernel(peers, rank, limit, failed, letters).launch(grid=(1, 1, 1), block=(2 * WARP, 1, 1), stream=stream)
 
 
 def choose(
@@ -139,7 +142,9 @@ def choose(
         vectors //= 2
         tiling = row_tiling(hidden, dtype, vectors, threads=THREADS, streaming=False)
         blocks = tiling.blocks(tokens)
-    return Letters(ranks, local, tokens, hidden, top_k, itemsize, min(blocks, multiprocessors)), tiling
+    turns = -(-blocks // multiprocessors)  # tiles that a group handles, one after the other
+    parts = -(-turns // -(-turns // MOST_PARTS))
+    return Letters(ranks, local, tokens, hidden, top_k, itemsize, min(blocks, multiprocessors), parts), tiling
 
 
 def of_choices(

@@ -7,12 +7,12 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute import AddressSpace
 
-from moe_routing_kernels.cute import VECTOR_BYTES
+from moe_routing_kernels.cute import VECTOR_BYTES, WARP
 from moe_routing_kernels.cute.cache import fake_tensor
 from moe_routing_kernels.cute.rows import RowTiling
 from moe_routing_kernels.exchange import Letters
 
-OUT, BACK, READ = 0, 1, 2  # phases
+OUT, READ, BACK = 0, 1, 2  # slots of flags; from BACK on, one for each part of the way back
 
 
 def tensor_at(element: Any, address: Any, shape: tuple[int, ...]) -> cute.Tensor:
@@ -32,22 +32,29 @@ def position(tiling: RowTiling, letters: Letters) -> tuple[Any, Any, int]:
     return lane, first, letters.blocks * groups
 
 
-def flag(peers: cute.Tensor, of: Any, phase: int, source: Any, letters: Letters) -> Any:
-    """The address of the flag, in the memory of rank `of`, of this block of the rank `source`."""
+def flag(peers: cute.Tensor, of: Any, slot: Any, source: Any, letters: Letters) -> Any:
+    """The address of a flag, in the memory of rank `of`, of this block of the rank `source`."""
     block = cute.arch.block_idx()[0]
-    number = (phase * letters.ranks + source) * letters.blocks + block
+    number = (slot * letters.ranks + source) * letters.blocks + block
     return cute.make_ptr(Int32, peers[of] + letters.flags_at + Int64(number) * 4, AddressSpace.gmem, assumed_align=4)
 
 
 @cute.jit
-def meet(peers: cute.Tensor, rank: Any, limit: Any, failed: Any, phase: cutlass.Constexpr, letters: cutlass.Constexpr):
-    """Say to this block of all other ranks that the stores of this one have arrived, and wait until theirs have."""
+def say(peers: cute.Tensor, rank: Any, slot: Any, letters: cutlass.Constexpr):
+    """Say to this block of all other ranks that the stores of this one have arrived. The second warp does: the first can wait meanwhile."""
     cute.arch.sync_threads()
+    other = cute.arch.thread_idx()[0] - WARP
+    if other >= 0 and other < letters.ranks and other != rank:
+        cute.arch.fence_acq_rel_sys()
+        cute.arch.store(flag(peers, other, slot, rank, letters), Int32(1), sem="release", scope="sys")
+
+
+@cute.jit
+def wait(peers: cute.Tensor, rank: Any, limit: Any, failed: Any, slot: Any, letters: cutlass.Constexpr):
+    """Wait until the stores of this block of all other ranks have arrived."""
     other = cute.arch.thread_idx()[0]
     if other < letters.ranks and other != rank:
-        cute.arch.fence_acq_rel_sys()
-        cute.arch.store(flag(peers, other, phase, rank, letters), Int32(1), sem="release", scope="sys")
-        theirs = flag(peers, rank, phase, other, letters)
+        theirs = flag(peers, rank, slot, other, letters)
         begin, waited = cute.arch.globaltimer(), Int64(0)
         come = cute.arch.load(theirs, Int32, sem="acquire", scope="sys")
         while come == 0 and waited < limit:
