@@ -88,7 +88,7 @@ def check(device: torch.device, tokens: list[int], lean: float = 0.0, boxed: boo
     pairs += [(grad(one), grad(every)[part]) for one, every, part in zip(own, whole, parts, strict=True)]
     with torch.no_grad():
         errors = [(a.double() - b.double()).norm() / b.double().norm().clamp_min(1e-30) for a, b in pairs]
-    worst = torch.stack(errors).max()
+    worst = torch.stack(errors).max().nan_to_num(1e9)  # the largest of all ranks may leave out what is no number
     dist.all_reduce(worst, dist.ReduceOp.MAX)
     return float(worst)
 

@@ -46,6 +46,7 @@ STATUSES = {  # what each rogue gets, and a part of the reason
 }
 if platforms.current() != platforms.CPU:  # where a turn holds many rotations of graphs, whose replays run no Python
     STATUSES |= {"memo": ("incorrect", "answers are remembered"), "claims": ("ok", "")}
+    STATUSES["seen_again"] = ("crashed", "the same values in ten calls")
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,25 @@ def judged(**process) -> Turns:
     return known
 
 
+class Four(SimpleNamespace):
+    """Four sets."""
+
+    base = None
+
+    def __len__(self) -> int:
+        return 4
+
+    def poison(self) -> None:
+        """Nothing is looked at."""
+
+
 def compared(monkeypatch: pytest.MonkeyPatch) -> Turns:
     """Turns of ten rotations of 0.1 ms on a GPU, which few are compared with; without sets."""
     monkeypatch.setattr(turns, "_OVERHEAD_SHARE", 1e3)
     monkeypatch.setattr(turns, "_LAUNCH_US", 0.0)
     known = judged(threads=1, believed=lambda: None, least_handover_us=0.0)
     known._kind, known._request, known._count = "cuda", "run", 10
-    known._sets = SimpleNamespace(novel=lambda: None, load=lambda draw: None, base=None)
+    known._sets = Four(novel=lambda: None, load=lambda draw: None)
     known._right = lambda left: None
     known._turn = lambda request, rotations: Turn(1e-4, 0)
     return known
@@ -108,20 +120,84 @@ def test_few_rotations_are_compared_right_after_others(monkeypatch):
     ("lone_us", "novel_us", "verdict"),
     [
         (129, 100, None),
-        (131, 100, "in 1 rotations as among 10 .*131 and 100 us a rotation; limit 1.3.: work is left out"),
+        (131, 100, "in 1 rotations as among 10 .*131, and 100 us a rotation; limit 1.3.: work is left out"),
         (100, 129, None),
-        (120, 131, "on new values as on known ones .*131 and 100 us.*: answers are remembered"),
+        (120, 131, "on new values as on known ones .*131, and 100 us.*: answers are remembered"),
     ],
 )
 def test_work_that_is_left_out_and_answers_that_are_remembered_take_longer(lone_us, novel_us, verdict, monkeypatch):
     known, fresh = compared(monkeypatch), [False]
-    known._sets = SimpleNamespace(
-        novel=lambda: fresh.__setitem__(0, True), load=lambda draw: fresh.__setitem__(0, False), base=None
-    )
+    known._sets = Four(novel=lambda: fresh.__setitem__(0, True), load=lambda draw: fresh.__setitem__(0, False))
     known._turn = lambda request, rotations: Turn(novel_us / 1e6 if fresh[0] else 1e-4, 0)
     known._looked_at = lambda request, rotations, pause=True: Turn(1e-3 if request == "run" else lone_us / 1e6, 0)
     if verdict:
         with pytest.raises(Failure, match=verdict):
+            known.judge(lambda: None)
+    else:
+        known.judge(lambda: None)
+
+
+@pytest.mark.parametrize(("lucky", "refused"), [(0, False), (2, False), (3, True)])
+def test_a_few_short_turns_are_luck_and_no_remembered_answers(lucky: int, refused: bool, monkeypatch) -> None:
+    """Seen where the host decides how long calls take: of 8 rotations of 50 ms on known values the shortest took 44 ms, on new ones 57."""
+    known, fresh, seen = compared(monkeypatch), [False], count()
+    known._sets = Four(novel=lambda: fresh.__setitem__(0, True), load=lambda draw: fresh.__setitem__(0, False))
+
+    def turn(request, rotations):
+        if fresh[0]:
+            return Turn(57e-3, 0)
+        number = next(seen) - 1  # the first chooses how many rotations are few
+        return Turn(40e-3 if 0 <= number < lucky else 57e-3, 0)
+
+    known._turn = turn
+    known._looked_at = lambda request, rotations, pause=True: Turn(57e-2 if request == "run" else 57e-3, 0)
+    if refused:
+        with pytest.raises(Failure, match="answers are remembered"):
+            known.judge(lambda: None)
+    else:
+        known.judge(lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("first_us", "later_us", "sets", "refused"),
+    [(100, 100, 40, False), (10_000, 10_000, 5, False), (10_000, 3000, 5, False), (10_000, 2000, 5, True)],
+)
+def test_calls_that_are_slow_while_sets_are_chosen_do_not_stay_in_a_cache(
+    first_us, later_us, sets, refused, monkeypatch
+) -> None:
+    """The judge chooses by its own clock, of calls that are launched one by one: as many sets as take 50 ms, at least 3. Faster later is no way to few."""
+    monkeypatch.setattr(turns, "bench_of", lambda job: SimpleNamespace(definition=lambda: None))
+    limits, us = [], [first_us]
+
+    def ask(request, number):
+        if request == "limit":
+            limits.append(number)
+        return {}, us[0] * limits[-1] * number / 1e6
+
+    process = SimpleNamespace(
+        device="cuda",
+        bind=lambda of: {"sets": 40, "rotations": 1, "warmup_calls": 3, "launched": True},
+        alone=lambda: None,
+        believed=lambda: None,
+        ask=ask,
+        spent=lambda reply, seconds: seconds,
+        cpu_seconds=lambda: 0.0,
+        threads=1,
+        overhead_us=0.0,
+        least_handover_us=0.0,
+    )
+    known_sets = type("Forty", (), {"poison": lambda self: None, "__len__": lambda self: 40})()
+    known_sets.novel = known_sets.load = lambda *_: None
+    known_sets.base = None
+    job = SimpleNamespace(settings=SimpleNamespace(interval_us=200))
+    known = Turns(job, None, known_sets, process, Quiet())  # type: ignore[arg-type]
+    assert limits == [3, sets] and known.sets == sets and known.calls >= 3
+    us[0] = later_us
+    known._looked_at = lambda request, number, pause=True: Turn(us[0] * sets * number / 1e6, 0)
+    known._right = lambda left: None
+    monkeypatch.setattr(turns, "_LAUNCH_US", 0.0)
+    if refused:
+        with pytest.raises(Failure, match=r"5\.0 times as long"):
             known.judge(lambda: None)
     else:
         known.judge(lambda: None)
@@ -207,7 +283,8 @@ def test_a_second_core_is_seen_in_all_turns_together(threads: int, each: float, 
     [
         ("cpu", {"sets": 3}, "sets 3, not 4 to 4"),
         ("cpu", {"rotations": 2}, "rotations 2, not 1 to 1"),
-        ("cuda", {"sets": 5}, "sets 5, not 1 to 4"),
+        ("cuda", {"sets": 5}, "sets 5, not 4 to 4"),
+        ("cuda", {"sets": 3}, "sets 3, not 4 to 4"),  # they would lie in a cache
         ("cuda", {"rotations": True}, "rotations True"),
     ],
 )
@@ -216,9 +293,8 @@ def test_what_a_process_says_of_its_turns_is_held_against_what_is_known(device: 
     process = SimpleNamespace(
         device=device, bind=lambda sets: {"sets": 4, "rotations": 1, "warmup_calls": 3} | reply, alone=lambda: None
     )
-    sets = type("Four", (), {"poison": lambda self: None, "__len__": lambda self: 4})()
     with pytest.raises(Failure, match=said):
-        Turns(None, None, sets, process, Quiet())  # type: ignore[arg-type]
+        Turns(None, None, Four(), process, Quiet())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("seconds", "says"), [(1e-5, ""), (2.9e-5, ""), (1e-3, "held up"), (4e-5, "held up")])

@@ -188,3 +188,18 @@ class Runner:
             processes.end_tree(self.pid, _END_SECONDS)
             self.link.close()
             os.close(self.shown)
+
+
+class Shown(Sequence[Any]):
+    """What the call of each of so many sets returned besides its outputs, which are those that were given; asked for when it is looked at."""
+
+    def __init__(self, sets: int, handed_on: Callable[[int], object]) -> None:
+        self._sets, self._handed_on = sets, handed_on
+
+    def __len__(self) -> int:
+        return self._sets
+
+    def __getitem__(self, index: Any) -> Any:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._handed_on(index)

@@ -1,7 +1,8 @@
-"""The process of one rank: it joins the others of its implementation, binds its own tensors, and times each call by itself.
+"""The process of one rank: it joins the others of its implementation, binds its own tensors, and times its calls by itself.
 
-Every call begins with a barrier, so that ranks begin together; a rank's time is that from the barrier to the end of its own call. All ranks
-make the same calls in the same order, because the judge says how many.
+A turn begins with a barrier, so that ranks begin together, and its calls follow each other as layers of a model do: a call waits for other
+ranks only where it needs them. A rank's time is that from the barrier to the end of its last call. All ranks make the same calls in the same
+order, because the judge says how many.
 
 With GPUs each rank has one, and the tensors that the judge shares are on the first. So calls work on copies on a rank's own GPU: they are
 filled before a turn, and what was written is copied back after it, both outside of its time.
@@ -73,15 +74,12 @@ class Rank(runner.Bound):
         return {"sets": len(tensors)}
 
     def _rotate(self, count: int) -> dict[str, Any]:
-        """Call every set in turn, so many times; the nanoseconds of each call, and of all with their barriers."""
-        times, rotation, start = [], self._rotation, perf_counter_ns()
+        """Call every set in turn, so many times, after a barrier; the nanoseconds of all calls."""
+        dist.barrier()
+        begin = perf_counter_ns()
         for _ in range(count):
-            for i, call in enumerate(rotation.calls):
-                dist.barrier()
-                begin = perf_counter_ns()
-                rotation.returned[i] = call()
-                times.append(perf_counter_ns() - begin)
-        return {"times_ns": times, "turn_ns": perf_counter_ns() - start}
+            self._rotation.once()
+        return {"turn_ns": perf_counter_ns() - begin}
 
     _warm = _rotate
 
@@ -143,7 +141,7 @@ class Staged(Rank):
 
 
 class GpuRank(Staged):
-    """A rank with a GPU of its own, the first with that of the judge. It takes times by events."""
+    """A rank with a GPU of its own, the first with that of the judge. It takes its time by events."""
 
     backend = "nccl"
 
@@ -178,19 +176,15 @@ class GpuRank(Staged):
         return {"gb_per_s": _LINK_BYTES / median(times) / 1e6}
 
     def _rotate(self, count: int) -> dict[str, Any]:
-        """Call every set in turn, so many times; the nanoseconds of each call on its GPU, and of all with their barriers."""
-        events, rotation, start = [], self._rotation, perf_counter_ns()
+        """The same, as long as it takes on its GPU."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        dist.barrier()
+        begin.record()
         for _ in range(count):
-            for i, call in enumerate(rotation.calls):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                dist.barrier()
-                begin.record()
-                rotation.returned[i] = call()
-                end.record()
-                events.append((begin, end))
+            self._rotation.once()
+        end.record()
         torch.cuda.synchronize()
-        turn = perf_counter_ns() - start
-        return {"times_ns": [round(begin.elapsed_time(end) * 1e6) for begin, end in events], "turn_ns": turn}
+        return {"turn_ns": round(begin.elapsed_time(end) * 1e6)}
 
     _warm = _rotate
 

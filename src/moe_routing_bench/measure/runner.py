@@ -147,15 +147,14 @@ class GraphRotation(Rotation):
 
 
 def on_gpu(calls: list[Any], interval_us: float) -> Rotation:
-    """Graphs where the calls can be captured; else launches one by one, of fewer sets where a rotation takes long."""
+    """Graphs where the calls can be captured; else launches one by one."""
     try:
         return GraphRotation(calls, interval_us)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
         torch.cuda.synchronize()
-    call_us = _microseconds(Rotation(calls[: timers.LEAST_SETS]).once) / timers.LEAST_SETS
-    return Rotation(calls[: max(timers.LEAST_SETS, int(timers.MOST_ROTATION_US / call_us))])
+    return Rotation(calls)
 
 
 def _microseconds(run: Callable[[], object]) -> float:
@@ -173,6 +172,7 @@ class Bound:
     def __init__(self, job: Job, name: str, device: str, shown: int) -> None:
         self._job, self._name, self._device, self._shown = job, name, device, shown
         self._rotation = Rotation([])
+        self._bound: list[Any] = []
         self._tensors: list[dict[str, Tensor]] = []
 
     def answer(self, request: str, arguments: list[Any], descriptors: list[int]) -> bytes:
@@ -193,14 +193,16 @@ class Bound:
         """Nothing, which takes as long as the hand-over."""
 
     def _bind(self, sets: Sets, descriptors: list[int] | None = None) -> dict[str, int]:
-        """Import, bind, warm up and capture; says how many sets take part, and how many rotations a run holds."""
+        """Import, bind, warm up and capture; says how many sets take part, how many rotations a run holds, and whether calls are launched one by one."""
         settings = self._job.settings
         calls = self._calls(sets.attached(descriptors or []))
         warmup_calls = warm_up(Candidate(self._name, calls), settings.warmup_ms, self._device)
         self._rotation = Rotation(calls) if self._device == "cpu" else on_gpu(calls, settings.interval_us)
         self._wait()
         rotation = self._rotation
-        return {"warmup_calls": warmup_calls, "sets": len(rotation.calls), "rotations": rotation.rotations}
+        launched = self._device != "cpu" and not isinstance(rotation, GraphRotation)
+        said = {"sets": len(rotation.calls), "rotations": rotation.rotations, "launched": launched}
+        return {"warmup_calls": warmup_calls} | said
 
     def _calls(self, tensors: list[dict[str, Tensor]]) -> list[Any]:
         """The implementation, bound to the operands of each set."""
@@ -209,7 +211,8 @@ class Bound:
             raise Failure("unsupported", reason)
         self._tensors = tensors
         writes = [name for name in bench.writes if name not in self._kept()]
-        return [_written(bench.bind(self._name, cell, each), each, writes) for each in tensors]
+        self._bound = [_written(bench.bind(self._name, cell, each), each, writes) for each in tensors]
+        return self._bound
 
     def _kept(self) -> tuple[str, ...]:
         """The outputs that stay where a call returns them."""
@@ -232,8 +235,8 @@ class Bound:
             torch.cuda.synchronize()
 
     def _limit(self, count: int) -> None:
-        """Let only the first sets take part."""
-        self._rotation = Rotation(self._rotation.calls[:count])
+        """Let only the first sets take part, launched one by one."""
+        self._rotation = Rotation(self._bound[:count])
 
     def _show(self, i: int, wanted: tuple[str, ...]) -> dict[str, Any]:
         """Write what the call of set i returned to the file, the `wanted` tensors or all but operands: dtype, shape and place of each."""

@@ -5,6 +5,7 @@ On a CPU a turn is one rotation, and no call has seen its values before: work th
 holds many rotations, and is as long as its time says where a lone rotation, and one on new values, take as long.
 """
 
+import functools
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import memory, sharing
 from moe_routing_bench.measure.candidate import Candidate, Failure
 from moe_routing_bench.measure.inputs import Sets
+from moe_routing_bench.measure.isolation import Shown
 from moe_routing_bench.measure.runners import Process, Quiet
+from moe_routing_bench.measure.timers import LEAST_SETS, MOST_ROTATION_US
 from moe_routing_bench.measure.verify import checked, differences
 
 _SHARE = 1 / 200  # of a turn, that a hand-over may take
@@ -30,9 +33,11 @@ _LAUNCH_US = 400.0
 _BUSY = 8  # times as long as it computes may a call take for want of a core, where it is chosen how many sets take part
 # Times the time of a turn that each of its threads may compute for; and a single thread in all turns together, besides half a millisecond.
 _CORES, _CORES_IN_ALL, _SLACK_SECONDS = 1.2, 1.05, 5e-4
+_SLOWER_AT_FIRST = 4  # times as long as later may calls take while it is chosen how many sets take part
 _OVERHEAD_SHARE = 0.4  # share of launch and hand-over in the few rotations whose time is compared with that of many
 _TRIES, _TURNS = 3, 5
 _COMPARED = 8  # times that few rotations are compared with many before work counts as left out
+_LUCKY = 2  # turns that may be short by chance
 _LONG_US = 50_000.0  # of a rotation: then one is enough at a time
 _IN_A_ROW = 5  # few rotations right after few others
 _CHECKED = 2  # sets that are compared with the reference on new values
@@ -68,7 +73,7 @@ class Turns:
         process.alone()
         self._kind = "cpu" if process.device == "cpu" else "cuda"
         one = self._kind == "cpu"  # rotation at a time, of all sets
-        self.sets = _whole(reply, "sets", len(sets) if one else 1, len(sets))
+        self.sets = _whole(reply, "sets", len(sets), len(sets))
         rotations = _whole(reply, "rotations", 1, 1 if one else 1 << 20)
         self.warmup_calls = _whole(reply, "warmup_calls", 1, 1 << 40)
         self._computed = self._passed = 0.0
@@ -77,13 +82,23 @@ class Turns:
         if one:
             needed = max(job.settings.check_seeds, ceil(least_us * self.sets / self._once_us("rotate")))
             if needed < self.sets:
-                process.ask("limit", needed)
-                self.sets = needed
+                self._limit(needed)
+        elif reply.get("launched"):
+            self._limit(min(LEAST_SETS, len(sets)))
+            fitting = int(MOST_ROTATION_US * self.sets / self._once_us("rotate"))
+            self._limit(min(len(sets), max(self.sets, fitting)))
         wanted = getattr(bench_of(job).definition(), "SHOWN", ())
-        self.returned: Sequence[Any] = Shown(self, wanted) if wanted else [None] * self.sets
+        self.returned: Sequence[Any] = (
+            Shown(self.sets, functools.partial(self.handed_on, wanted=wanted)) if wanted else [None] * self.sets
+        )
         if not one:
             self._rotate_for(max(least_us, _LEAST_TURN_US), rotations)
         self.calls = self.sets * self._rotations * self._count
+
+    def _limit(self, count: int) -> None:
+        """Let only the first sets take part."""
+        self._process.ask("limit", count)
+        self.sets = count
 
     def _rotate_for(self, least_us: float, rotations: int) -> None:
         """Choose how many rotations a turn of a GPU holds; a graph may hold several of them."""
@@ -163,6 +178,9 @@ class Turns:
         few = max(1, int(overhead_us / _OVERHEAD_SHARE / longest))
         turns = _TURNS if longest < _LONG_US else 1
         left_out, remembered = 0.0, 0.0
+        if self.sets < len(self._sets) and (slower := MOST_ROTATION_US / longest) > _SLOWER_AT_FIRST:
+            when = "while it was chosen how many sets take part"
+            raise Failure("incorrect", f"its calls took {slower:.1f} times as long {when}, or more")
         for _ in range(_COMPARED):
             sign()
             for _ in range(turns):
@@ -176,14 +194,14 @@ class Turns:
                 self._sets.novel()  # so that the process rests as long, and its caches are as cold
                 self._sets.load(self._sets.base)
                 known.append(self._turn("rotate", 1).us)
-            left_out, remembered = min(alone) / max(min(timed), 1e-3), min(novel) / max(min(known), 1e-3)
+            left_out, remembered = min(alone) / _common(timed), min(novel) / _common(known)
             if max(left_out, remembered) <= _LONGER:
                 return
         ratio, where, verdict, checked_us, timed_us = max(
-            (remembered, "on new values as on known ones", "answers are remembered", min(novel), min(known)),
-            (left_out, f"in {few} rotations as among {many}", "work is left out", min(alone), min(timed)),
+            (remembered, "on new values as on known ones", "answers are remembered", min(novel), _common(known)),
+            (left_out, f"in {few} rotations as among {many}", "work is left out", min(alone), _common(timed)),
         )
-        figures = f"least of {len(timed)} turns: {checked_us:.0f} and {timed_us:.0f} us a rotation; limit {_LONGER:g}"
+        figures = f"{len(timed)} turns: at least {checked_us:.0f}, and {timed_us:.0f} us a rotation; limit {_LONGER:g}"
         raise Failure("incorrect", f"a call takes {ratio:.2f} times as long {where} ({figures}): {verdict}")
 
     def fields(self) -> dict[str, object]:
@@ -270,19 +288,9 @@ class Turns:
         return tensors
 
 
-class Shown(Sequence[Any]):
-    """What the call of each set returned besides its outputs, which are those that were given; asked for when it is looked at."""
-
-    def __init__(self, turns: Turns, wanted: tuple[str, ...]) -> None:
-        self._turns, self._wanted = turns, wanted
-
-    def __len__(self) -> int:
-        return self._turns.sets
-
-    def __getitem__(self, index: Any) -> Any:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self._turns.handed_on(index, self._wanted)
+def _common(times: list[float]) -> float:
+    """The least that is no luck: fewer turns than `_LUCKY` and one may be shorter by chance."""
+    return max(sorted(times)[: _LUCKY + 1][-1], 1e-3)
 
 
 def _whole(reply: dict[str, Any], name: str, least: int, most: int) -> int:
