@@ -306,3 +306,21 @@ def test_a_device_at_work_is_seen_by_small_kernels_that_wait(seconds: float, say
     assert bool(said) == bool(says) and says in said
     if said:
         assert f"{(seconds - 3e-5) * 1e3:.2f} ms at most" in said and "one takes 0.010 ms" in said
+
+
+@pytest.mark.parametrize(
+    ("looks", "status"),
+    [([1, 1, 1, 0, 0, 0], "incorrect"), ([1, 1, 1, 1], "timeout"), ([1, 1, 1, 0, 0, 1], "timeout"), ([1, 1, 0], None)],
+)
+def test_a_call_is_not_to_blame_for_work_that_goes_on_without_it(looks: list[int], status: str | None) -> None:
+    """Seen next to training on another GPU of the host: small kernels were held up, for honest calls as well."""
+    ended: list[int] = []
+    known = judged(threads=1, cpu_seconds=lambda: 0.0, ask=lambda *_: ({}, 1e-3), spent=lambda reply, seconds: seconds)
+    known._kind, known._process.end, seen = "cuda", lambda: ended.append(len(looks)), iter(looks)
+    known._quiet = SimpleNamespace(before=lambda: None, goes_on=lambda: "held up" * next(seen))
+    if status is None:
+        assert known._turn("rotate", 1).seconds == 1e-3 and not ended
+        return
+    with pytest.raises(Failure, match="held up") as failed:
+        known._turn("rotate", 1)
+    assert failed.value.status == status and ended and next(seen, None) is None

@@ -80,25 +80,23 @@ class Turns:
         self._request, self._count, self._rotations = "rotate", 1, 1
         least_us = max(job.settings.interval_us, process.overhead_us / _SHARE)
         if one:
-            needed = max(job.settings.check_seeds, ceil(least_us * self.sets / self._once_us("rotate")))
-            if needed < self.sets:
-                self._limit(needed)
+            self._limit(max(job.settings.check_seeds, ceil(least_us * self.sets / self._once_us("rotate"))))
         elif reply.get("launched"):
-            self._limit(min(LEAST_SETS, len(sets)))
-            fitting = int(MOST_ROTATION_US * self.sets / self._once_us("rotate"))
-            self._limit(min(len(sets), max(self.sets, fitting)))
+            self._limit(LEAST_SETS)
+            self._limit(max(self.sets, int(MOST_ROTATION_US * self.sets / self._once_us("rotate"))))
         wanted = getattr(bench_of(job).definition(), "SHOWN", ())
-        self.returned: Sequence[Any] = (
-            Shown(self.sets, functools.partial(self.handed_on, wanted=wanted)) if wanted else [None] * self.sets
-        )
+        shown = functools.partial(self.handed_on, wanted=wanted)
+        self.returned: Sequence[Any] = Shown(self.sets, shown) if wanted else [None] * self.sets
         if not one:
             self._rotate_for(max(least_us, _LEAST_TURN_US), rotations)
         self.calls = self.sets * self._rotations * self._count
 
     def _limit(self, count: int) -> None:
-        """Let only the first sets take part."""
-        self._process.ask("limit", count)
-        self.sets = count
+        """Let so many sets take part, if there are."""
+        count = min(count, len(self._sets))
+        if count != self.sets:
+            self._process.ask("limit", count)
+            self.sets = count
 
     def _rotate_for(self, least_us: float, rotations: int) -> None:
         """Choose how many rotations a turn of a GPU holds; a graph may hold several of them."""
@@ -179,8 +177,7 @@ class Turns:
         turns = _TURNS if longest < _LONG_US else 1
         left_out, remembered = 0.0, 0.0
         if self.sets < len(self._sets) and (slower := MOST_ROTATION_US / longest) > _SLOWER_AT_FIRST:
-            when = "while it was chosen how many sets take part"
-            raise Failure("incorrect", f"its calls took {slower:.1f} times as long {when}, or more")
+            raise Failure("incorrect", f"calls took {slower:.1f} times as long while the number of sets was chosen")
         for _ in range(_COMPARED):
             sign()
             for _ in range(turns):
@@ -254,6 +251,8 @@ class Turns:
             if not (busy := self._quiet.goes_on()):
                 return Turn(self._process.spent(reply, seconds), computed)
         self._process.end()
+        if any(self._quiet.goes_on() for _ in range(_TRIES)):
+            raise Failure("timeout", f"the GPU was at work for others, or the host: {busy}")
         raise Failure("incorrect", f"the GPU was still at work after the call had returned: {busy}")
 
     def _several_cores(self, times: float) -> Failure:
