@@ -13,7 +13,10 @@ from moe_routing_bench.quality import compare, family, run_rows
 
 ROOT = Path(__file__).parents[2]
 RUNS = pd.read_csv(ROOT / "results/nvidia-h200/study_a0.csv")
-SECTION = re.split(r"^## ", (ROOT / "docs/notebook.md").read_text(), flags=re.MULTILINE)[-1]
+SECTIONS = {
+    text.split("\n")[0]: text for text in re.split(r"^## ", (ROOT / "docs/notebook.md").read_text(), flags=re.MULTILINE)
+}
+SECTION = SECTIONS["2026-11-29: the seeds of study A0"]
 
 
 def residual(rows: pd.DataFrame) -> float:
@@ -112,3 +115,34 @@ def test_rates_and_speed_ups_over_two_gpus_are_those_of_the_documents(bench: str
     else:
         sent = max(best["rank_deduplicated_bytes"]) / best["median_us"] / 1e3
         assert rate == f"{sent:.0f} GB/s, {100 * sent / best['peer_copy_gb_per_s']:.0f} %"
+
+
+def test_learning_rates_are_those_of_the_rows() -> None:
+    """The table, what a step on the grid from the best rate costs, and how far runs are apart that differ in their label alone."""
+    section = SECTIONS["2026-11-30: learning rates of study A1 at its small size"]
+    runs = pd.read_csv(ROOT / "results/nvidia-h200/study_a1_xs.csv").query("purpose == 'pilot'")
+    means = runs.groupby(["router", "lr"])["bits_per_byte"].mean().unstack()
+    for router, row in means.iterrows():
+        assert (
+            f"| `{router}` | " + " | ".join("–" if np.isnan(bits) else f"{bits:.3f}" for bits in row) + " |" in section
+        )
+    costs = []
+    for router, row in means.drop("switch_top1").dropna(axis="columns").iterrows():
+        values, best = row.tolist(), int(row.argmin())
+        assert row.index[best] in (0.001, 0.001414), router
+        costs += [values[near] - values[best] for near in (best - 1, best + 1)]
+    assert f"cost {min(costs):.3f} to {max(costs):.3f} bits" in section
+    twice = runs.groupby(["router", "lr", "seed"])["bits_per_byte"].agg(np.ptp)
+    assert f"up to {twice.max():.3f} bits apart" in section and set(twice[twice > 0].index.unique(0)) == {"switch_top1"}
+
+
+def test_parts_of_the_way_back_are_those_of_the_rows() -> None:
+    section = SECTIONS["2026-11-30: the way back of an exchange in parts"]
+    folder = ROOT / "results/nvidia-h200.ep2"
+    parts = pd.read_csv(folder / "exchange_parts.csv").query("vectors == 7").set_index("parts")["pair_us"]
+    assert "{:.0f}, {:.0f}, {:.0f} and {:.0f} µs for 1, 2, 4 and 8 parts".format(*parts[[1, 2, 4, 8]]) in section
+    assert parts.idxmin() == 4
+    sets = pd.read_csv(folder / "exchange_sets.csv").set_index("mailboxes")["own_inputs_us"]
+    assert f"{sets[1]:.1f} µs by one mailbox, and {sets[64].max():.1f} by 64" in section
+    megabytes = 2 * 4096 * 7168 * 2 / 1e6
+    assert f"{megabytes:.0f} MB at the 392 GB/s of a copy, {megabytes / 392 * 1e3:.0f} µs" in section
