@@ -4,7 +4,9 @@ import collections
 import functools
 import math
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ import rank_processes
 from campaign import CAMPAIGN
 from moe_routing_bench import api
 from moe_routing_bench.benches.checks import tolerance
-from moe_routing_bench.benches.ep_exchange import all_to_all
+from moe_routing_bench.benches.ep_exchange import all_to_all, deep_ep
 from moe_routing_bench.benches.experts import definition as experts
 from moe_routing_bench.benches.ranks import devices, of_rank, parts, shares
 from moe_routing_bench.benches.registry import BENCHES
@@ -294,6 +296,90 @@ def _outputs(rank: int, calls: list[tuple[str, str, str]]) -> list[dict[str, tor
             outputs |= returned if isinstance(returned, dict) else {}
         found.append(outputs)
     return found
+
+
+class DeepEP:
+    """What the adapter uses of the package's `Buffer`, by messages: a stand-in on CPUs."""
+
+    class Config:
+        def get_nvl_buffer_size_hint(self, row_bytes: int, ranks: int) -> int:
+            return row_bytes * ranks
+
+    get_dispatch_config = get_combine_config = staticmethod(lambda ranks: DeepEP.Config())
+
+    def __init__(self, group: Any, num_nvl_bytes: int) -> None:
+        assert num_nvl_bytes == 2 * SIZES["hidden"] * group.size()
+        self.ranks, self.rank = group.size(), group.rank()
+
+    def get_dispatch_layout(self, ids: torch.Tensor, experts: int) -> tuple:
+        assert ids.dtype == torch.int64
+        self.local = experts // self.ranks
+        here = torch.where((ids >= 0) & (ids < experts), ids // self.local, -1)
+        goes = torch.stack([(here == rank).any(1) for rank in range(self.ranks)], 1)
+        to_experts = torch.bincount(ids[(ids >= 0) & (ids < experts)], minlength=experts).int()
+        return goes.sum(0).int(), None, to_experts, goes, None
+
+    def dispatch(
+        self,
+        x,
+        *,
+        num_tokens_per_rank,
+        num_tokens_per_expert,
+        is_token_in_rank,
+        topk_idx,
+        topk_weights,
+        num_worst_tokens,
+    ) -> tuple:
+        every: list[Any] = [None] * self.ranks
+        torch.distributed.all_gather_object(every, (x, is_token_in_rank, topk_idx, topk_weights))
+        rows, ids, weights = (torch.cat([each[part][each[1][:, self.rank]] for each in every]) for part in (0, 2, 3))
+        ids = ids - self.rank * self.local
+        ids = torch.where((ids >= 0) & (ids < self.local), ids, -1)
+        more = num_worst_tokens - len(rows)
+        padded = [torch.nn.functional.pad(each, (0, 0, 0, more), value=-1) for each in (rows, ids, weights)]
+        return (*padded, [], [each[1] for each in every], None)
+
+    def combine(self, y: torch.Tensor, goes: list[torch.Tensor]) -> tuple:
+        every: list[Any] = [None] * self.ranks
+        torch.distributed.all_gather_object(every, y)
+        total = torch.zeros(len(goes[self.rank]), y.shape[1])
+        for rank, sent in enumerate(every):
+            first = sum(int(each[:, rank].sum()) for each in goes[: self.rank])
+            tokens = goes[self.rank][:, rank].nonzero()[:, 0]
+            total.index_add_(0, tokens, sent[first : first + len(tokens)].float())
+        return total.to(y.dtype), None, None
+
+
+def test_deep_ep_is_asked_for_what_the_bench_defines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the package's interface by messages; its kernels run on GPUs."""
+    monkeypatch.setitem(sys.modules, "deep_ep", SimpleNamespace(Buffer=DeepEP))
+    names = [name for name in CASES if case("ep_exchange", name)[0].ranks == 2]
+    calls = [("ep_exchange", "deep_ep", name) for name in names]
+    found = rank_processes.called(2, tmp_path, functools.partial(_outputs, calls=calls))
+    assert all(isinstance(each, list) for each in found), found
+    for i, name in enumerate(names):
+        cell, inputs = case("ep_exchange", name)
+        outputs = {f"{part}@{rank}": tensor for rank in range(2) for part, tensor in found[rank][i].items()}
+        expected = BENCHES["ep_exchange"].definition().reference(cell, inputs)
+        check = BENCHES["ep_exchange"].check("deep_ep", cell, inputs, outputs, expected)
+        assert check.error is None, (name, check.error)
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({}, None),
+        ({"hidden": 8176, "ranks": 8}, None),
+        ({"hidden": 8192}, "up to 8176, not 8192"),
+        ({"hidden": 7160}, "whole 16s"),
+        ({"dtype": "fp16"}, "bf16"),
+        ({"experts": 9, "ranks": 3}, "not 3"),
+    ],
+)
+def test_deep_ep_says_what_it_does_not_take(axes: dict[str, Any], said: str | None) -> None:
+    cell = cell_of("ep_exchange", **SIZES | {"tokens": 4, "ranks": 2} | axes)
+    found = deep_ep.unsupported(BENCHES["ep_exchange"].definition().problem(cell))
+    assert found is None if said is None else said in str(found)
 
 
 @pytest.mark.parametrize(

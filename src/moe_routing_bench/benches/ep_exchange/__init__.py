@@ -1,6 +1,7 @@
 """ep_exchange: the exchange of a layer over ranks alone: a row per token and rank goes out, and one comes back and is summed."""
 
 from moe_routing_bench.benches.bench import Bench, Implementation
+from moe_routing_bench.benches.peers import DEEP_EP
 
 _BY_PLACE = ("by_place",)
 
@@ -25,8 +26,10 @@ BENCH = Bench(
             options={"graph": True},
             declares=_BY_PLACE,
         ),
+        Implementation("deep_ep", ".deep_ep", requires=("nvidia",), peer=DEEP_EP),
+        Implementation("deep_ep_graph", ".deep_ep", requires=("nvidia",), options={"graph": True}, peer=DEEP_EP),
     ),
     reads=("x", "topk_ids", "topk_weights", "y"),
     writes=("received", "received_ids", "received_weights", "combined"),
-    kept=("received", "received_ids", "received_weights"),
+    kept=("received", "received_ids", "received_weights", "combined"),
 )
