@@ -4,12 +4,14 @@ import ctypes
 import gc
 import os
 import re
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.assertion import rewrite
 
 import forks
 
@@ -75,6 +77,22 @@ def pytest_configure(config: pytest.Config) -> None:
     if (count := config.getoption("numprocesses", None)) and not is_worker(config):
         forks.share()
         config.option.tx = [f"popen//python={forks.programs() / forks.PYTHON}"] * count
+        if config.args_source is config.ArgsSource.TESTPATHS:
+            prepare_asserts(config)
+
+
+def prepare_asserts(config: pytest.Config) -> None:
+    """Rewrite the asserts of all test files once, while that process imports what they need. Else each worker does, as all collect the same
+    files at the same time: in a new clone it takes each of them twice as long as the rest of collecting."""
+    if sys.dont_write_bytecode:
+        return
+    state = config.stash[rewrite.assertstate_key]
+    for path in sorted(Path(__file__).parent.rglob("test_*.py")):
+        folder = rewrite.get_cache_dir(path)
+        made = folder / f"{path.stem}{rewrite.PYC_TAIL}"
+        if rewrite._read_pyc(path, made) is None and rewrite.try_makedirs(folder):
+            stat, code = rewrite._rewrite_test(path, config)
+            rewrite._write_pyc(state, code, stat, made)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

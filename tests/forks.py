@@ -39,7 +39,9 @@ INTERPRETER = """#!/bin/sh
 case "$1 $2 $3" in
   "-P "*"/measure/server.py "*) shift; exec {server} "$@" ;;
   "-I -S "*/measure/client.py) shift 2; exec {python} -I -S -c {client} "$@" ;;
-  "-m moe_routing_kernels.cute.ahead "*) exec {forked} "$@" ;;
+esac
+case "$1 $5" in
+  "-c moe_routing_kernels.cute.ahead") exec {forked} "$@" ;;
 esac
 exec {python} "$@"
 """

@@ -33,6 +33,9 @@ def stored(run: str) -> pd.DataFrame:
     """The rows of a published run, with the card that each is of and the verdict that its page shows."""
     rows = pd.read_parquet(ROOT / f"results/{run}/measurements.parquet")
     rows = rows.reindex(columns=list(dict.fromkeys([*rows.columns, *AXES, *_LATER])))
+    rows = rows.astype(
+        dict.fromkeys(rows.select_dtypes("str"), object)
+    ).copy()  # one block, which is indexed ten times as fast
     rows["card"] = rows["gpu_uuid"].astype(object).where(rows["gpu_uuid"].notna(), rows["host"])
     low, high = rows["best_speedup_ci_low"].astype(float), rows["best_speedup_ci_high"].astype(float)
     free = (

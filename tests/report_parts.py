@@ -54,6 +54,11 @@ class Run:
         """The rows with a time and the columns that bars read: a third of all."""
         return self.ok[[name for name in self.ok if name in COMPARED or str(name).startswith("share_of_")]]
 
+    @functools.cached_property
+    def format_bars(self) -> dict[str, Any]:
+        """The bars of formats that the run has, by name."""
+        return {one.what: one for one in format_bars.bars({"": self.rows})}
+
 
 COMPARED = {
     *AXES,
@@ -194,18 +199,29 @@ def usual(axis: Any) -> bool:
     return bool(axis.follows or axis.optional) or axis.default is not None
 
 
-def having(rows: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
-    """The rows with these values, and defaults elsewhere: None is any value, a tuple one of several."""
-    kept = np.ones(len(rows), bool)
+def defaults(rows: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Which rows have the default, for each axis that a cell may leave out and that not all rows leave out."""
+    found = {}
     for name, axis in AXES.items():
-        value = values.get(name)
-        if value is not None:
-            kept &= rows[name].isin(value if isinstance(value, tuple) else (value,)).to_numpy()
-        elif name not in values and not (values.get("model") and name in PRESET) and usual(axis):
-            absent = rows[name].isna().to_numpy()
-            if not absent.all():
-                kept &= absent | (rows[name] == (rows[axis.follows] if axis.follows else axis.default)).to_numpy()
-    return rows[kept]
+        if usual(axis) and not (absent := rows[name].isna().to_numpy()).all():
+            found[name] = absent | (rows[name] == (rows[axis.follows] if axis.follows else axis.default)).to_numpy()
+    return found
+
+
+def having(rows: pd.DataFrame, cells: Mapping[str, Mapping[str, Any]]) -> dict[str, pd.DataFrame]:
+    """The rows of each cell that has some: those with its values, and defaults elsewhere. None is any value, a tuple one of several."""
+    standard, found = defaults(rows), {}
+    for label, values in cells.items():
+        kept = np.ones(len(rows), bool)
+        for name, value in values.items():
+            if value is not None:
+                kept &= rows[name].isin(value if isinstance(value, tuple) else (value,)).to_numpy()
+        for name, one in standard.items():
+            if name not in values and not (values.get("model") and name in PRESET):
+                kept &= one
+        if kept.any():
+            found[label] = rows[kept]
+    return found
 
 
 Estimate = tuple[float, float, float]
@@ -417,7 +433,9 @@ def groups_of(bar: Any, run: Run) -> Iterator[tuple[str, pd.DataFrame]]:
     """Rows with a time that may be compared: of one card, and of one version of the code of each bench."""
     rows = run.compared
     parts = [bar.among(rows[rows["bench"] == bar.bench])]
-    parts += [having(rows[rows["bench"] == name], values) for name, values in bar.others.items()]
+    parts += [
+        one for name, values in bar.others.items() for one in having(rows[rows["bench"] == name], {"": values}).values()
+    ]
     for card, mine in pd.concat(parts).groupby("card"):
         codes: list[tuple[str, ...]] = [()]
         for _, one in mine.groupby("bench", sort=False):
@@ -434,7 +452,7 @@ def cells_of(bar: Any, rows: pd.DataFrame, run: Run) -> dict[str, Cell]:
     if bar.cells is None:
         groups = {str(name): one for name, one in mine.groupby("cell", sort=False)}
     else:
-        groups = {name: found for name, values in bar.cells.items() if len(found := having(mine, values))}
+        groups = having(mine, bar.cells)
     found = {name: cell_of(bar.what, pd.concat([one, rest]), run) for name, one in groups.items()}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -498,7 +516,7 @@ def bar(line: BarLine, run: Run) -> Iterator[str]:
     if line.what.startswith("experts: results compared"):
         yield from exact(line, run)
         return
-    known = BARS | {one.what: one for one in format_bars.bars({"": run.rows})}
+    known = BARS | run.format_bars
     if line.what not in known:
         yield f"no bar is called {line.what}"
         return
@@ -524,7 +542,7 @@ def bar(line: BarLine, run: Run) -> Iterator[str]:
     rows = bar.among(run.rows[run.rows["bench"] == bar.bench])
     lost = rows[rows["status"] != "ok"]
     if bar.cells is not None:
-        lost = lost.loc[sorted({i for values in bar.cells.values() for i in having(lost, values).index})]
+        lost = lost.loc[sorted({i for one in having(lost, bar.cells).values() for i in one.index})]
     yield from holds(line.what, line.left_out, *(n for n in (len(doubtful), len(lost)) if n))
     yield from verdict(line, bar, sure, wanted)
     yield from bounds(line, bar)

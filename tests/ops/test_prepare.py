@@ -199,6 +199,15 @@ def test_a_process_that_ends_is_no_hang(folder: Path, monkeypatch: pytest.Monkey
         ahead.compile_all(noted)
 
 
+def test_what_compiles_here_is_a_fork(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch and the compiler takes ten times as long as compiling a kernel here."""
+    with cache.noting() as noted:
+        cute_combine.precompile(COMBINE, "sm_90a")
+    monkeypatch.setattr(ahead, "_PROGRAM", "import sys\nsys.exit('a fork' if 'torch' in sys.modules else 'new')")
+    with pytest.raises(UserError, match="got 'a fork'"):
+        ahead.compile_all(noted)
+
+
 def test_kernels_with_more_variants_compile_first() -> None:
     """The order of `compile_all`: compiling takes as long as there are variants of the main loop."""
     tiles = (Tile(2, 2, 176, narrowest=88), Tile(2, 2, 176))

@@ -38,10 +38,10 @@ class Copy:
     """A copy of what the recipes touch or use, with the commands of this environment."""
 
     def __init__(self, folder: Path) -> None:
-        """Copy sources, configs and the config schema to `folder`."""
+        """Copy sources, as far as they are compiled, configs and the config schema to `folder`."""
         self.folder = folder
         for name in ("config", "src", "workflow"):
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.egg-info"))
         shutil.copy(ROOT / "pyproject.toml", folder)
 
     def follow(self, recipe: str) -> str:

@@ -63,10 +63,12 @@ def matched(source: Source, published: pd.DataFrame, rows: pd.DataFrame) -> pd.D
     ok = _plain(rows, source)
     lines = []
     cells = dict(list(ok.groupby(CELL))) if len(ok) else {}
-    ours = {key: _ours(found) for key, found in cells.items()}
+    ours: dict[tuple[object, ...], dict[str, object]] = {}
     for row in comparable(published).to_dict("records"):
         key = tuple(row[name] for name in CELL)
         if key in cells:
+            if key not in ours:
+                ours[key] = _ours(cells[key])
             lines.append(_line(source, row, cells[key]) | ours[key])
     return pd.DataFrame(lines)
 

@@ -80,7 +80,8 @@ def _others(ours: Collection[str]) -> Callable[[str], bool]:
 def _regret(kind: int, rows: Sequence[Row]) -> Figure | None:
     """The time of what `auto` chooses over the least of all, by the shipped table; `kind` is that of `regret.KINDS`."""
     shipped = choices.load()
-    own = as_chosen(pd.DataFrame({name: [row[name] for row in rows] for name in regret.NEEDED}))
+    # As objects: to find out what a column holds takes longer than what is done with it.
+    own = as_chosen(pd.DataFrame({name: [row[name] for row in rows] for name in regret.NEEDED}, dtype=object))
     found = regret.lines(entries(own, ""), shipped)
     if len(found) != 1:
         return None
