@@ -97,7 +97,7 @@ def read_table(source: Path | BinaryIO, foreign: bool = False, without: Collecti
                 every = file.schema_arrow.names if without else None
                 names = every and [name for name in every if name not in without]
                 table = file.read(names, use_threads=len(data) > _SMALL)
-                guarded.check_names(every or table.column_names)
+                guarded.check_names(every or table.schema.names)
         else:
             table = unpacked(data, DIGEST)
             guarded.check_names(table.column_names)
@@ -220,8 +220,8 @@ class Newer(UserError):
 
 
 def versions(table: pa.Table) -> set[int | None]:
-    """The schema versions of a table's rows; None where it has no such column."""
-    return set(table["schema_version"].to_pylist()) if "schema_version" in table.column_names else {None}
+    """The schema versions of a table's rows; None where it has no such column. (`column_names` would make all names, of each cell's file.)"""
+    return {None} if (at := table.schema.get_field_index("schema_version")) < 0 else set(table.column(at).to_pylist())
 
 
 def check_versions(path: Path, table: pa.Table, ours: int) -> None:
