@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -254,6 +255,27 @@ def lasting_children() -> list:
     for child in multiprocessing.active_children():
         child.join(30)
     return multiprocessing.active_children()
+
+
+def test_tables_of_runs_are_packed_and_files_of_cells_are_quick_to_read(tmp_path):
+    """Times that repeat at other places are smaller without dictionaries, whole numbers of few values with them."""
+    path = tmp_path / "table.parquet"
+    times = [[0.1 * (7 * row % 50 + sample) for sample in range(60)] for row in range(200)]
+    ids = np.random.default_rng(0).integers(32, size=(200, 60)).tolist()
+    tables = {name: pa.table({name: values}) for name, values in (("us", times), ("id", ids))}
+    for name, table in tables.items():
+        sizes = []
+        for choice in ({"schema": False}, {}, {"dictionaries": True}):
+            write_table(path, table, **choice)
+            assert read_table(path).equals(table)
+            stored = pq.ParquetFile(path).metadata.row_group(0).column(0)
+            assert stored.compression == ("UNCOMPRESSED" if choice.get("schema") is False else "ZSTD")
+            assert stored.has_dictionary_page == choice.get("dictionaries", False)
+            sizes.append(stored.total_compressed_size)
+        assert sizes[0] > sizes[1]
+        assert (sizes[1] < sizes[2]) == (name == "us"), sizes
+    write_table(path, pa.concat_tables([tables["us"]] * 20), schema=False)
+    assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD", "of a large cell"
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3])
