@@ -2,11 +2,14 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -254,8 +257,29 @@ def lasting_children() -> list:
     return multiprocessing.active_children()
 
 
+def test_tables_of_runs_are_packed_and_files_of_cells_are_quick_to_read(tmp_path):
+    """Times that repeat at other places are smaller without dictionaries, whole numbers of few values with them."""
+    path = tmp_path / "table.parquet"
+    times = [[0.1 * (7 * row % 50 + sample) for sample in range(60)] for row in range(200)]
+    ids = np.random.default_rng(0).integers(32, size=(200, 60)).tolist()
+    tables = {name: pa.table({name: values}) for name, values in (("us", times), ("id", ids))}
+    for name, table in tables.items():
+        sizes = []
+        for choice in ({"schema": False}, {}, {"dictionaries": True}):
+            write_table(path, table, **choice)
+            assert read_table(path).equals(table)
+            stored = pq.ParquetFile(path).metadata.row_group(0).column(0)
+            assert stored.compression == ("UNCOMPRESSED" if choice.get("schema") is False else "ZSTD")
+            assert stored.has_dictionary_page == choice.get("dictionaries", False)
+            sizes.append(stored.total_compressed_size)
+        assert sizes[0] > sizes[1]
+        assert (sizes[1] < sizes[2]) == (name == "us"), sizes
+    write_table(path, pa.concat_tables([tables["us"]] * 20), schema=False)
+    assert pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "ZSTD", "of a large cell"
+
+
 @pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_a_child_reads_every_other_part(tmp_path, monkeypatch, at_once):
+def test_a_child_reads_some_parts(tmp_path, monkeypatch, at_once):
     """Its rows and what it refuses stand in their places."""
     files = several(tmp_path, 5)
     whole, others = cell_files.collect(files, "cpu"), list(files)
@@ -281,7 +305,7 @@ def test_a_child_that_is_killed_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(cell_files, "_AT_ONCE", 1)
 
     def part(files, platform):
-        if os.getpid() != here and next(iter(files)).stem == "3":
+        if os.getpid() != here:
             os.kill(os.getpid(), signal.SIGKILL)
         return read(files, platform)
 
@@ -289,6 +313,41 @@ def test_a_child_that_is_killed_is_one_line(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="the reader of half of the cell files: got 'a death'"):
         cell_files.collect(files, "cpu")
     assert not lasting_children()
+
+
+@pytest.mark.parametrize("at_once", [1, 5])
+def test_a_child_reads_all_parts_while_this_process_does_something_else(tmp_path, monkeypatch, at_once):
+    """Files of one part have no child. Either way the other work is done once."""
+    files, read, done = several(tmp_path, 5), cell_files._part, []
+    monkeypatch.setattr(cell_files, "_AT_ONCE", at_once)
+
+    def part(files, platform):
+        for path in files:
+            path.with_suffix(f".{os.getpid()}").touch()
+        return read(files, platform)
+
+    def meanwhile():
+        done.append(True)
+        deadline = time.monotonic() + 60
+        while at_once == 1 and len(list(tmp_path.glob("*.[0-9]*"))) < 5:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    monkeypatch.setattr(cell_files, "_part", part)
+    assert cell_files.collect(files, "cpu", meanwhile)["median_us"].to_pylist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+    readers = {path.suffix for path in tmp_path.glob("*.[0-9]*")}
+    assert (done, len(readers), f".{os.getpid()}" in readers) == ([True], 1, at_once == 5)
+
+
+def test_cell_files_are_read_without_pandas(tmp_path):
+    """It takes longer to import than hundreds of files to read, in every process that reads some."""
+    code = """
+import pickle, sys
+from moe_routing_bench.store import cell_files
+print(len(cell_files.collect(pickle.load(sys.stdin.buffer), "cpu")), "pandas" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(several(tmp_path, 3)), capture_output=True)
+    assert found.stdout == b"3 False\n", found.stderr
 
 
 def test_a_child_ends_with_a_reader_that_fails(tmp_path, monkeypatch):

@@ -37,14 +37,11 @@ def collect(
     effective, platform, _ = config_or_last(config, config_json, platform, run)
     jobs = jobs_of(effective)
     out = options.chosen(out, paths.measurements(platform), force)
-    # pandas and scipy take a second
-    recomputed, ratios, verdicts, anomalies = (
-        importlib.import_module(f"moe_routing_bench.comparison.{module}")
-        for module in ("recomputed", "ratios", "verdicts", "anomalies")
-    )
+    table = cell_files.collect(paths.cell_files(platform, jobs), platform, meanwhile=_comparisons)
+    recomputed, ratios, verdicts, anomalies = _comparisons()
     again = paths.again(platform)
     second = companions.rows(again, anomalies.SECONDS) if companions.is_there(again) else None
-    table = recomputed.with_intervals(cell_files.collect(paths.cell_files(platform, jobs), platform))
+    table = recomputed.with_intervals(table)
     table = ratios.with_baselines(table)
     table = verdicts.with_verdicts(table)
     table = anomalies.with_anomalies(table, second)
@@ -58,6 +55,12 @@ def collect(
                 )
             )
     print(one_line(f"measured on {places(table.select(['gpu_uuid', 'gpu_name', 'host', 'slurm_job_id']).to_pylist())}"))
+
+
+def _comparisons() -> list[Any]:
+    """The modules that compare rows: pandas, which they need, takes half a second to import."""
+    names = ("recomputed", "ratios", "verdicts", "anomalies")
+    return [importlib.import_module(f"moe_routing_bench.comparison.{name}") for name in names]
 
 
 def collect_quality(

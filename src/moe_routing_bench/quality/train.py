@@ -106,7 +106,7 @@ def _trace(training: Training, path: Path) -> None:
     if ids is None:
         print(f"no trace: {reason}", flush=True)
         return
-    write_table(path, pa.table({"expert_ids": pa.array(ids.tolist(), pa.list_(pa.int32()))}))
+    write_table(path, pa.table({"expert_ids": pa.array(ids.tolist(), pa.list_(pa.int32()))}), dictionaries=True)
     print(f"wrote {path}: layer {layer} of {run.layers}", flush=True)
 
 

@@ -7,15 +7,14 @@ import json
 import shlex
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from moe_routing_bench.benches import plugins
@@ -27,11 +26,11 @@ from moe_routing_bench.store.records import AXIS_COLUMNS, SCHEMA, completed, des
 from moe_routing_bench.store.rows import SCHEMA_VERSION, SPEC, STATUSES, SUMMARISED, SUMMARY
 from moe_routing_kernels.errors import UserError, bad
 
-_CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 _FINGERPRINTS = ("code_fingerprint", "plugin_fingerprint")
 _CHECKED = ["bench", "cell", "cell_hash", "platform", "status", *contradictions.COLUMNS, *AXIS_COLUMNS]
+_Work = Callable[[], object]
 _Part = tuple[pa.Table, dict[Path, UserError], dict[Path, tuple[frozenset[Any], frozenset[Any]]]]
-_AT_ONCE = 100  # files, then joined: a column of few rows takes several times the memory of its values
+_AT_ONCE = 50  # files, then joined: a column of few rows takes several times the memory of its values
 
 
 def summary(path: Path) -> tuple[str | None, list[dict[str, Any]]]:
@@ -49,16 +48,16 @@ def summary(path: Path) -> tuple[str | None, list[dict[str, Any]]]:
     return spec_of(table), table.select(list(SUMMARISED)).to_pylist()
 
 
-def collect(files: Mapping[Path, Job], platform: str) -> pa.Table:
+def collect(files: Mapping[Path, Job], platform: str, meanwhile: _Work = lambda: None) -> pa.Table:
     """All rows of the jobs' files, each checked against the spec it should have been measured for, and the folder that it is in.
 
-    Raises `UserError` naming every file that is unreadable, edited, stale or incomplete, or that other code measured than the
-    rest of its bench; nothing is skipped.
+    `meanwhile` is called once, while a child begins to read. Raises `UserError` naming every file that is unreadable, edited, stale or
+    incomplete, or that other code measured than the rest of its bench; nothing is skipped.
     """
     if missing := [path for path in files if not path.exists()]:
         problem = f"{len(missing)} of {len(files)} missing, such as {missing[0]}"
         raise bad("cell files", problem, "one of every cell", "run `snakemake`, which measures what is missing")
-    tables, problems, wrong, later = _verified(files, platform)
+    tables, problems, wrong, later = _verified(files, platform, meanwhile)
     if problems:
         prune = f"`moe-routing-bench prune --refused --remove --platform {shlex.quote(platform)}`, then the same command again"
         raise bad(
@@ -76,12 +75,14 @@ def refused(files: Mapping[Path, Job], platform: str) -> tuple[list[Path], list[
     return _verified({path: job for path, job in files.items() if path.exists()}, platform)[2:]
 
 
-def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table], list[str], list[Path], list[Path]]:
+def _verified(
+    files: Mapping[Path, Job], platform: str, meanwhile: _Work = lambda: None
+) -> tuple[list[pa.Table], list[str], list[Path], list[Path]]:
     """The rows of all files; what is wrong with some of them, in words; the files that are to be measured again for it; and those that
     a newer version of the package wrote."""
     tables: list[pa.Table] = []
     problems, wrong, later, codes, others = [], [], [], {}, {}
-    for rows, misfits, fingerprints in _parts(files, platform):
+    for rows, misfits, fingerprints in _parts(files, platform, meanwhile):
         tables.append(rows)
         for path, (of_code, of_plugins) in fingerprints.items():
             codes.setdefault(files[path].cell.bench, {})[path] = of_code
@@ -103,30 +104,43 @@ def _verified(files: Mapping[Path, Job], platform: str) -> tuple[list[pa.Table],
     return tables, problems, sorted(set(wrong)), later
 
 
-def _parts(files: Mapping[Path, Job], platform: str) -> Iterator[_Part]:
-    """`_part` of some files at a time. A child does every other one: threads would wait for each other, as half of the time is Python's."""
+def _parts(files: Mapping[Path, Job], platform: str, meanwhile: _Work) -> list[_Part]:
+    """`_part` of some files at a time, by a child too: threads would wait for each other, as half of the time is Python's."""
     paths = list(files)
     each = [{path: files[path] for path in paths[i : i + _AT_ONCE]} for i in range(0, len(paths), _AT_ONCE)]
-    receive, send = Pipe(duplex=False)
-    child = get_context("fork").Process(target=_send, args=(each[1::2], platform, receive, send), daemon=True)
-    if len(each) > 1:
-        child.start()
-    send.close()
-    with receive:  # after which a child that still writes ends
-        for number, part in enumerate(each):
-            try:
-                yield receive.recv() if number % 2 else _part(part, platform)
-            except (EOFError, OSError) as error:  # before the child's part, or within it
-                raise bad("the reader of half of the cell files", "a death", "rows", "is there memory?") from error
+    if len(each) < 2:
+        meanwhile()
+        return [_part(part, platform) for part in each]
+    ours, theirs = Pipe()
+    child = get_context("fork").Process(target=_answer, args=(each, platform, ours, theirs), daemon=True)
+    child.start()
+    theirs.close()
+    left = iter(range(1, len(each)))  # of which both processes take one at a time
+    with ours, ThreadPoolExecutor(1) as pool:
+        try:
+            answers = pool.submit(lambda: {number: _ask(ours, number) for number in itertools.chain([0], left)})
+            meanwhile()
+            parts = {number: _part(each[number], platform) for number in left} | answers.result()
+        except (EOFError, OSError) as error:  # before the child's part, or within it
+            raise bad("the reader of half of the cell files", "a death", "rows", "is there memory?") from error
+        finally:
+            child.kill()  # which ends the thread; all that it does is to read
+            child.join()
+    return [parts[number] for number in range(len(each))]
 
 
-def _send(parts: Sequence[Mapping[Path, Job]], platform: str, receive: Connection, send: Connection) -> None:
-    """In the child: write the parts, until the other end is closed, as it is after Ctrl-C."""
+def _ask(child: Connection, number: int) -> _Part:
+    child.send(number)
+    return child.recv()
+
+
+def _answer(parts: Sequence[Mapping[Path, Job]], platform: str, theirs: Connection, ours: Connection) -> None:
+    """In the child: read the parts whose numbers come, until it is killed or the other process is."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    receive.close()
-    with contextlib.suppress(BrokenPipeError):
-        for part in parts:
-            send.send(_part(part, platform))
+    theirs.close()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            ours.send(_part(parts[ours.recv()], platform))
 
 
 def _part(files: Mapping[Path, Job], platform: str) -> _Part:
@@ -148,7 +162,8 @@ def _joined(tables: Sequence[pa.Table]) -> pa.Table:
     """The rows of all tables in their order, with all columns."""
     groups = itertools.groupby(tables, attrgetter("schema"))
     alike = [pa.concat_tables(group).replace_schema_metadata(None) for _, group in groups]
-    return completed(pa.concat_tables([SCHEMA.empty_table(), *alike], promote_options="default").combine_chunks())
+    empty = pa.Table.from_arrays([pa.nulls(0, kind) for kind in SCHEMA.types], schema=SCHEMA)
+    return completed(pa.concat_tables([empty, *alike], promote_options="default").combine_chunks())
 
 
 def _of_files(column: pa.ChunkedArray, tables: Mapping[Path, pa.Table]) -> dict[Path, list[Any]]:
@@ -177,53 +192,35 @@ def _misfits(files: Mapping[Path, tuple[Job, pa.Table]], joined: pa.Table, platf
 
 def _are_true(joined: pa.Table, jobs: Sequence[tuple[Job, int]], device: str) -> bool:
     """Whether `_false` finds nothing in so many rows of each job; False also where only a look at each row can tell."""
-    known = [_known(job, device) for job, _ in jobs]
-    of_row = np.repeat(np.arange(len(jobs)), [rows for _, rows in jobs])
+    known = [values for job, rows in jobs for values in [_known(job, device)] * rows]
     for name in dict.fromkeys(itertools.chain.from_iterable(known)):
-        column, told = joined[name], np.flatnonzero(np.array([name in values for values in known])[of_row])
-        try:
-            expected = pa.array([values.get(name) for values in known], column.type)
-        except (pa.ArrowException, OverflowError):  # of another type
+        each = zip(joined[name].to_pylist(), known, strict=True)
+        if any(name in values and values[name] != value for value, values in each):
             return False
-        if not column.take(pa.array(told)).equals(pa.chunked_array([expected.take(pa.array(of_row[told]))])):
-            return False
-    statuses, medians = joined["status"].to_pylist(), joined["median_us"].to_numpy()  # NaN for none
-    timed = np.array([status == "ok" for status in statuses])
-    if not (set(statuses) <= {*STATUSES} and (medians[timed] > 0).all()):
+    statuses, medians = joined["status"].to_pylist(), joined["median_us"].to_pylist()
+    timed = (median for status, median in zip(statuses, medians, strict=True) if status == "ok")
+    if not (set(statuses) <= {*STATUSES} and all((median or 0) > 0 for median in timed)):
         return False
     dates = set(zip(joined["started_at"].to_pylist(), joined["ended_at"].to_pylist(), strict=True))
-    now = datetime.now(UTC) + _CLOCKS_DIFFER
-    return all(_is_possible(first, last, now) for first, last in dates) and contradictions.is_free(joined)
+    return all(itertools.starmap(contradictions.has_ended, dates)) and contradictions.is_free(joined)
 
 
 def _known(job: Job, device: str) -> dict[str, Any]:
     """What the rows of a job say of it."""
-    return dict(job.cell.values) | {
-        "bench": job.cell.bench,
-        "cell": job.cell.key,
-        "cell_hash": job.hash,
-        "platform": device,
-    }
-
-
-def _is_possible(first: Any, last: Any, now: datetime) -> bool:
-    """Whether these are the dates of a measurement that has ended."""
-    try:
-        return datetime.fromisoformat(first) <= datetime.fromisoformat(last) <= now
-    except (TypeError, ValueError):  # none, no date, or no time zone
-        return False
+    names = {"bench": job.cell.bench, "cell": job.cell.key, "cell_hash": job.hash, "platform": device}
+    return dict(job.cell.values) | names
 
 
 def _false(rows: Sequence[Mapping[str, Any]], job: Job, device: str) -> str:
     """What cannot be in a row of a job, in words; empty where all may be."""
-    known, now = _known(job, device), datetime.now(UTC) + _CLOCKS_DIFFER
+    known = _known(job, device)
     for row in rows:
         for name, value in known.items():
             if row[name] != value:
                 return f"{name} {row[name]!r} in place of {value!r}"
         if row["status"] not in STATUSES or (row["status"] == "ok") > ((row["median_us"] or 0) > 0):
             return f"status {row['status']!r} with a median_us of {row['median_us']}"
-        if not _is_possible(row["started_at"], row["ended_at"], now):
+        if not contradictions.has_ended(row["started_at"], row["ended_at"]):
             return f"dates from {row['started_at']} to {row['ended_at']}"
         if wrong := contradictions.contradiction(row):
             return f"numbers that contradict each other: {wrong}"

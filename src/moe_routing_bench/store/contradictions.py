@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ _ORDER = ("min_us", "p5_us", "q1_us", "median_us", "q3_us", "p95_us", "max_us")
 _QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)  # of the samples, in that order
 _INTERVALS = ("", "speedup", "best_speedup", "twin_speedup")
 _RATES = {"gb_per_s": ("compulsory_bytes", 1e3), "tflops": ("flops", 1e6), "tokens_per_s": ("tokens", 1e-6)}
+_CLOCKS_DIFFER = timedelta(hours=1)  # between machines, at most
 _CLOSE, _NEAR = 1e-6, 1e-12  # relative and absolute, of numbers that are computed in two ways
 _EXACT = 2**53  # whole numbers up to this are equal as floats only where they are equal
 # Columns of a table that `contradiction` looks at; it looks at samples where a row has them.
@@ -37,6 +38,14 @@ def _in_order(first: Any, last: Any) -> bool:
     try:
         return datetime.fromisoformat(first) <= datetime.fromisoformat(last)
     except (TypeError, ValueError):  # no dates, or only one with a time zone
+        return False
+
+
+def has_ended(first: Any, last: Any) -> bool:
+    """Whether these are the dates of a measurement that has ended, by the clocks of two machines."""
+    try:
+        return datetime.fromisoformat(first) <= datetime.fromisoformat(last) <= datetime.now(UTC) + _CLOCKS_DIFFER
+    except (TypeError, ValueError):  # none, no date, or no time zone
         return False
 
 
@@ -109,11 +118,12 @@ def is_free(table: pa.Table) -> bool:
     It compares all rows at once, in a fiftieth of the time, and leaves dates to the caller.
     """
     names = {*COLUMNS, *(amount for amount, _ in _RATES.values())} - {"started_at", "ended_at"}
-    known = {name: table[name].is_valid().to_numpy() for name in names}
-    numbers = {name: table[name].fill_null(0).to_numpy() for name in names}
-    if any(kind.dtype.kind == "i" and (np.abs(kind) > _EXACT).any() for kind in numbers.values()):
+    lists = {name: table[name].to_pylist() for name in names}  # `to_numpy` imports pandas
+    known = {name: np.array([value is not None for value in column], bool) for name, column in lists.items()}
+    numbers = {name: [0 if value is None else value for value in column] for name, column in lists.items()}
+    if any(isinstance(value, int) and abs(value) > _EXACT for column in numbers.values() for value in column):
         return False
-    values = {name: column.astype(float) for name, column in numbers.items()}
+    values = {name: np.array(column, float) for name, column in numbers.items()}
     with np.errstate(all="ignore"):
         checks = (_times_are, _intervals_are, _rates_are)
         return all(check(values, known) for check in checks)

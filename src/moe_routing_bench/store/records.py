@@ -173,8 +173,9 @@ def _true(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
         return nulls
     if name not in WITHDRAWN:
         return table[name]
-    known = zip(table[name].to_pylist(), table[WITHDRAWN[name]].to_pylist(), strict=True)
-    return pa.array([value if other is not None else None for value, other in known], COLUMNS[name])
+    import pyarrow.compute as pc  # takes a twentieth of a second
+
+    return pc.call_function("if_else", [table[WITHDRAWN[name]].is_valid(), table[name], nulls])
 
 
 def frame(table: pa.Table) -> "pd.DataFrame":
@@ -208,8 +209,7 @@ def read_some(source: Path | BinaryIO, columns: Sequence[str], name: str = "") -
         column for column in ("bench", "implementation", "status", "median_us") if column not in table.column_names
     ]:
         raise bad(f"columns of {name}", f"no {absent[0]}", "rows of this benchmark")
-    arrays = [_true(table, column) for column in columns]
-    return pa.table(arrays, names=list(columns))
+    return pa.table([_true(table, column) for column in columns], names=list(columns))
 
 
 def spec_of(table: pa.Table) -> str | None:

@@ -184,8 +184,9 @@ def write(path: Path, ids: Any, experts: int | None = None) -> None:
     """
     rows = checked(np.asarray(ids), experts, "the array")
     starts = np.arange(0, rows.size + 1, rows.shape[1], dtype=np.int32)
+    table = pa.table({COLUMN: pa.ListArray.from_arrays(pa.array(starts), pa.array(rows.ravel()))})
     with writing(path):
-        write_table(path, pa.table({COLUMN: pa.ListArray.from_arrays(pa.array(starts), pa.array(rows.ravel()))}))
+        write_table(path, table, dictionaries=True)
 
 
 CAPACITY_FACTORS = (1.0, 1.25, 1.5)
