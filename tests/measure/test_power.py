@@ -256,3 +256,71 @@ def test_the_driver_is_asked_rarely_and_not_last(monkeypatch):
 def test_untimed_work_of_a_turn(asked, untimed):
     """All turns together have twice what is asked, unless a turn were too short for the card to settle."""
     assert sampling._untimed_seconds(Settings(turn_seconds=asked)) == pytest.approx(untimed)
+
+
+@pytest.mark.parametrize(
+    ("least", "least_us", "calls", "samples"),
+    [(1, 0.0, 5, 1), (4, 0.0, 5, 4), (1, 100.0, 5, 2), (1, 101.0, 5, 3), (1, 100.0, 1, 10), (3, 100.0, 5, 3)],
+)
+def test_a_block_lasts_as_long_as_all_calls_of_its_samples(least, least_us, calls, samples):
+    """A sample is the time of one of its calls, here 10 µs: a block of 100 µs of five calls each has two samples."""
+    timer = SimpleNamespace(sample=lambda: 10.0, calls=calls)
+    one = Candidate("one", [], timer=timer)
+    gpu = SimpleNamespace(sm_clock_mhz=lambda: 1980, power_w=lambda: 650.0, slowdown_bits=lambda: 8)
+    sampling._block(one, gpu, least, least_us)
+    assert (one.blocks, one.clocks, one.powers, one.slow) == ([[10.0] * samples], [1980], [650.0], [8])
+    sampling._block(one, None, 1)
+    assert (one.blocks[1:], one.clocks[1:], one.powers[1:], one.slow[1:]) == ([[10.0]], [None], [None], [0])
+    assert len(one.spans) == 2 and min(one.spans) >= 0
+
+
+def test_the_wider_of_two_twins_decides_when_to_stop(monkeypatch):
+    widths = {"one": 0.01, "twin": 0.03}
+    monkeypatch.setattr(sampling, "half_width", lambda entry: widths[entry.name])
+    one = Candidate("one", [], twin=Candidate("twin", []))
+    assert sampling._width(one) == 0.03
+    widths["twin"] = 0.002
+    assert sampling._width(one) == 0.01
+    assert sampling._width(Candidate("one", [])) == 0.01
+
+
+@pytest.mark.parametrize(
+    ("times", "blocks", "settled"),
+    [
+        ([100, 100.9], 2, True),
+        ([100, 102, 102], 3, True),
+        ([102, 100, 100], 3, True),
+        ([100, 98.9, 100, 98.9], 4, False),
+        ([100, 102, 104.1, 106.2], 4, False),
+        ([100, 100], 2, True),
+    ],
+)
+def test_blocks_settle_where_two_in_a_row_agree_whichever_is_longer(times, blocks, settled):
+    """Within a percent; a timer that falls has not settled, nor one that rises."""
+    left = iter(times)
+    held: list[float] = []
+
+    def sample() -> float:  # three samples of a block, of which the middle one is its median
+        if not held:
+            middle = next(left)
+            held.extend((middle * 9, middle, 0.0))
+        return held.pop()
+
+    one = Candidate("one", [], timer=SimpleNamespace(sample=sample, calls=7), samples_per_block=3)
+    assert sampling.settle(one, Settings(settle_blocks=4)) == blocks * 3 * 7
+    assert one.fields == {"settled": settled}
+
+
+@pytest.mark.parametrize(("milliseconds", "calls"), [(0.0, 3), (2.5, 3), (9.5, 10)])
+def test_a_warm_up_lasts_as_long_as_asked_and_three_calls_at_least(milliseconds, calls, monkeypatch):
+    """All sets in turn, one after the other; here each call takes a millisecond."""
+    now, called = [0.0], []
+    monkeypatch.setattr(sampling, "perf_counter", lambda: now[0])
+
+    def call(number: int) -> None:
+        called.append(number)
+        now[0] += 1e-3
+
+    one = Candidate("one", [lambda number=number: call(number) for number in range(3)])
+    assert sampling.warm_up(one, milliseconds, "cpu") == calls
+    assert called == [number % 3 for number in range(calls)]

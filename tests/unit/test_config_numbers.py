@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -319,6 +320,53 @@ def test_values_of_fields():
     ]
     read = fields(norm_topk_prob=False)
     assert read.left("norm_topk_prob") is False and read.left("norm_topk_prob") is None and read.value("absent", 7) == 7
+
+
+@pytest.mark.parametrize("value", [[8, 16], [8, 16, 8], [16, 8, 8], [8, 8, 16], [], [8, None, 8], 8.0, "8", True, -1])
+def test_a_number_of_things_is_that_of_every_layer(value):
+    """No entry of a list stands for the others: a preset is of one layer."""
+    with pytest.raises(UserError, match="num_experts of config here: got"):
+        fields(num_experts=value).count("num_experts")
+    read = fields(num_experts=[8, 8, 8])
+    assert read.count("num_experts") == 8 and read.notes == [
+        "num_experts is 8: the file has a list with one number for all layers"
+    ]
+
+
+def test_numbers_have_bounds_and_null_is_none_or_missing():
+    assert fields(n_group=None).count("n_group", 0) == 0 and fields(n_group=0).count("n_group", 0) == 0
+    for given in ({"n_group": None}, {}):
+        with pytest.raises(UserError, match="no n_group"):
+            fields(**given).count("n_group")
+    assert fields().count("absent", otherwise=3) == 3
+    for value, number in ((None, None), (0, None), (0.0, None), (2, 2.0), (0.25, 0.25), (2**20, 2.0**20)):
+        assert fields(swiglu_limit=value).number("swiglu_limit") == number
+    for value in (-0.5, -1, math.inf, math.nan, 2**20 + 1, True, "2"):
+        with pytest.raises(UserError, match="swiglu_limit of config here: got"):
+            fields(swiglu_limit=value).number("swiglu_limit")
+    for value in (1, 0, "true", None):
+        with pytest.raises(UserError, match="true or false"):
+            fields(norm_topk_prob=value).flag("norm_topk_prob")
+
+
+def test_a_field_of_two_names_has_one_value_and_the_architectures_name_comes_first():
+    """A name that the architecture has for it decides alone: the others may be something else there."""
+    for given in ({"a": 1, "b": 1}, {"a": None, "b": 1}, {"b": 1}):
+        read = fields(**{{"a": "num_experts", "b": "n_routed_experts"}[name]: value for name, value in given.items()})
+        assert read.given("num_experts") == (True, 1)
+        assert read.label("num_experts") == ("num_experts" if given.get("a") else "n_routed_experts")
+    assert fields(num_experts=None).given("num_experts") == (True, None) and fields().given("num_experts") == (
+        False,
+        None,
+    )
+    with pytest.raises(UserError, match="num_experts and num_local_experts"):
+        fields(num_experts=8, num_local_experts=16).given("num_experts")
+    with pytest.raises(UserError, match="the same value in both"):
+        fields(num_experts=1, num_local_experts=True).given("num_experts")
+    made = Architecture(routing_rules.softmax, names={"num_experts": "moe.count"})
+    read = Fields({"moe": {"count": 4}, "num_experts": 99}, "kind", lambda: None, made, "here")
+    assert read.given("num_experts") == (True, 4) and read.count("num_experts") == 4
+    assert read.unread() == ["num_experts 99"], "which nothing has read"
 
 
 MODEL = {
