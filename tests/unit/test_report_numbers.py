@@ -8,9 +8,12 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.report import page, quantised_weights, render, run_pages, seeds, site, words
+from moe_routing_bench.comparison import claim_verdicts, regret
+from moe_routing_bench.config import claims
+from moe_routing_bench.report import page, quantised_weights, render, run_pages, section_tables, seeds, site, words
 from moe_routing_bench.report.document import Dot
 from moe_routing_bench.report.seeds import block_profiles, dispatch, kernels, models, predecessor, products
+from moe_routing_kernels import choices
 
 
 def both(name, one_us, other_us, **values):
@@ -108,10 +111,76 @@ def test_formats_on_the_frontier():
     }
     assert quantised_weights._frontier(group, losses) == {"bf16", "int8_g128", "int4_g128", "e4m3_g128"}
     assert quantised_weights._frontier(group, {}) == set()
+    for slower, snr, kept in ((6.5, 40.0, False), (6.0, 39.0, False), (6.0, 40.0, True), (5.9, 39.0, True)):
+        other = group.assign(median_us=group["median_us"].where(group["format"] != "e4m3_g128", slower))
+        found = quantised_weights._frontier(other, losses | {("e4m3_g128", "bf16"): snr})
+        assert ("e4m3_g128" in found) == kept, "as exact and slower, or as fast and less exact, is beaten"
+        assert found - {"e4m3_g128"} == {"bf16", "int8_g128", "int4_g128"}
     peers = pd.DataFrame({"implementation": ["a", "b"], "median_us": [30.0, 20.0]})
     assert (
         quantised_weights._against(peers, 8.0) == "2.50x b" and quantised_weights._against(peers.iloc[:0], 8.0) == "–"
     )
+
+
+def shape(**values):
+    sizes = {"tokens": 8, "experts": 4, "top_k": 2, "hidden": 64, "intermediate": 32, "activation": "swiglu"}
+    formats = {"dtype": "bf16", "packed": "bf16", "weights": "bf16", "capacity_factor": None, "architecture": "sm_90"}
+    return choices.Shape(**sizes | formats | values)
+
+
+def test_a_choice_is_held_against_the_best_of_ours_and_of_all():
+    """`auto` has a row of its own, whose regret is against the candidates; where it has none there is a dash."""
+    times = {"cute": 10.0, "triton": 12.5, "sonicmoe": 8.0}
+    why = {"cute": "it drifted", "triton": "it drifted", "sonicmoe": "others ran"}
+    entry = choices.Entry("c", "prefill", shape(), times, suspect=why)
+    made = (regret.Choice("triton", 0.25, 0.5625, None), regret.Choice("cute", 0.0, 0.25, "cute_gather"))
+    line = regret.Line(entry, "cute", "sonicmoe", made)
+    found = section_tables._choice(line, "layer T8", pd.Series({"c": 11.0, "d": 99.0}))
+    assert (found.cell, found.key) == ("layer T8", "c")
+    assert (found.best_own, found.best) == ("cute, 10 µs", "sonicmoe, 8 µs")
+    assert found.choices == [("triton", "25.0%", "56.2%"), ("cute", "0.0%", "25.0%")] and found.auto == "10.0%"
+    assert found.notes == "cute_gather has no time here; suspect: it drifted; suspect: others ran"
+    assert section_tables._choice(line, "", pd.Series({"d": 99.0})).auto == "–"
+    met = [regret.Summary("a", 3, mean, worst) for mean, worst in ((0.03, 0.15), (0.0301, 0.15), (0.03, 0.1501))]
+    assert [section_tables._summary(one).met for one in met] == [True, False, False]
+    one = section_tables._summary(met[1])
+    assert (one.what, one.cells, one.mean, one.worst) == ("a", "3 cells", "3.0%", "15.0%")
+
+
+def held(verdict, figure=2.0, ours=1.5, cells=3, unit="x", **values):
+    known = {"id": "i", "who": "w", "source": "s", "statement": verdict, "boundary": "b", "within": 0.1}
+    claim = claims.Claim(**known, figure=figure, unit=unit, not_runnable="no", **values)
+    return claim_verdicts.Held(claim, verdict, ours, cells, "because")
+
+
+def test_claims_that_rows_were_held_against_stand_in_the_order_of_verdicts():
+    """First those that are not reproduced; without a cell there is nothing to show."""
+    order = ("not reproduced", "reproduced", "not held", "held")
+    given = [held(name) for name in ("held", "reproduced", "not held", "not reproduced")]
+    found = section_tables.judged([*given, held("reproduced", cells=0), held("no rows", cells=0)])
+    assert [one.verdict for one in found] == list(order) and {one.hardware for one in found} == {"not said"}
+    one = section_tables.claim_line(held("held", 1234.5, float("nan"), 0, "us", hardware="H100"))
+    assert (one.published, one.ours, one.cells, one.hardware, one.why) == ("1234.5\xa0µs", "–", "–", "H100", "because")
+    one = section_tables.claim_line(held("held", 40, 41.238, 1, "%"))
+    assert (one.published, one.ours, one.cells) == ("40\xa0%", "41.24\xa0%", 1)
+
+
+def test_numbers_of_what_is_stored_with_rows_are_in_their_own_units():
+    values = [(1234.5678, "us"), (0.126, "share"), (57.26, "%"), (1536.04, "MB"), (math.nan, "us")]
+    assert [section_tables._number(*one) for one in values] == ["1,234.57 µs", "13%", "57.3 %", "1,536.0 MB", "–"]
+    row = pd.Series(
+        {
+            "tokens": 4096.0,
+            "hidden": 2048.0,
+            "experts": math.nan,
+            "top_k": 8.0,
+            "dtype": "bf16",
+            "capacity_factor": 1.25,
+        }
+    )
+    assert section_tables._shape(row) == "T=4096 H=2048 k=8 bf16 cf1.25"
+    assert section_tables._shape(row.drop(["dtype", "capacity_factor"])) == "T=4096 H=2048 k=8"
+    assert (section_tables._text("pack_fp8"), section_tables._text(math.nan)) == ("pack fp8", "–")
 
 
 def test_losses_are_those_of_normal_weights():
