@@ -1181,6 +1181,19 @@ def test_clean_text_is_of_long_lines_once():
     assert kept == one[:500]
 
 
+@pytest.mark.parametrize(("letter", "lines"), [("a", 5), ("ä", 3), ("字", 2)])
+def test_a_document_is_as_long_in_bytes_of_its_text(letter, lines, monkeypatch):
+    """Lines of 19 letters have 20, 38 or 56 bytes with their ends: a document is over at 100 of them, and the rest is none below 40."""
+    monkeypatch.setattr(cleaning, "_DOCUMENT", 100)
+    monkeypatch.setattr(cleaning, "LEAST", 40)
+    text = [letter * 18 + chr(ord("a") + n) for n in range(2 * lines + 2)]
+    found = [one.decode().splitlines() for one in cleaning.prose("\n".join(text), 10, set())]
+    assert found == [text[:lines], text[lines : 2 * lines], text[2 * lines :]]
+    short = [one.decode().splitlines() for one in cleaning.prose("\n".join(text[:-1]), 10, set())]
+    rest = [text[2 * lines : -1]] if len(letter.encode()) == 3 else []
+    assert short == [text[:lines], text[lines : 2 * lines], *rest]
+
+
 def test_a_sample_for_merges_has_each_domain_by_its_share(monkeypatch):
     splits = {"a": cleaning.Split([b"a" * 10] * 30, [b"v" * 99]), "b": cleaning.Split([b"b" * 10] * 10, [])}
     monkeypatch.setattr(corpus_preparation, "_TRAINED_ON", 200)
