@@ -778,6 +778,74 @@ def test_experts_of_another_width_than_the_model_are_refused(name):
         assert bool(read.unsupported) == refused
 
 
+@pytest.mark.parametrize(
+    ("known", "given", "activation"),
+    [
+        ({}, {"hidden_act": "silu"}, "swiglu"),
+        ({}, {"hidden_act": "swish"}, "swiglu"),
+        ({}, {"hidden_act": "gelu_pytorch_tanh"}, "geglu"),
+        ({}, {"hidden_act": "relu2"}, None),  # with a gate
+        ({"gated": False}, {"hidden_act": "relu2"}, "relu2"),
+        ({"gated": False}, {"hidden_act": "silu"}, None),
+        ({"act": "own_act"}, {"own_act": "silu", "hidden_act": "relu2"}, "swiglu"),
+        ({"activation": "swiglu"}, {}, "swiglu"),
+        ({"activation": "something"}, {"hidden_act": "silu"}, None),
+        ({"limit": "swiglu_limit"}, {"hidden_act": "silu", "swiglu_limit": 10}, "swiglu_limit10"),
+        ({"limit": "swiglu_limit"}, {"hidden_act": "silu", "swiglu_limit": 0}, None),
+        ({"limit": "swiglu_limit"}, {"hidden_act": "gelu_pytorch_tanh", "swiglu_limit": 10}, None),
+        # of an architecture that is not known to clamp: zeros and nothing are no limit
+        ({}, {"hidden_act": "silu", "swiglu_limits": [0, 0.0]}, "swiglu"),
+        ({}, {"hidden_act": "silu", "swiglu_limits": []}, "swiglu"),
+        ({}, {"hidden_act": "silu", "swiglu_limit": None}, "swiglu"),
+        ({}, {"hidden_act": "silu", "swiglu_limit": 0}, "swiglu"),
+        ({}, {"hidden_act": "silu", "swiglu_limits": [0, 7.0]}, None),
+        ({}, {"hidden_act": "silu", "swiglu_limits_shared": [7.0]}, None),
+        ({}, {"hidden_act": "silu", "swiglu_limit": 7.0}, None),
+        ({"activation": "swiglu_oai"}, {}, "swiglu_oai"),
+        ({"activation": "swiglu_oai"}, {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}, "swiglu_oai"),
+        ({"activation": "swiglu_oai"}, {"swiglu_alpha": 1.7}, None),
+        ({"activation": "swiglu_oai"}, {"swiglu_limit": 8.0}, None),
+    ],
+)
+def test_the_activation_of_an_expert(known, given, activation):
+    """What no activation here computes is refused, with the field that asks for it."""
+    read = architecture(known, **given)
+    assert huggingface._activation(read) == activation and bool(read.unsupported) == (activation is None)
+
+
+@pytest.mark.parametrize(
+    ("given", "dense"),
+    [
+        ({"num_experts": 2}, False),
+        ({"num_experts": 1}, True),
+        ({"num_experts": 0}, True),
+        ({"num_experts": None}, True),
+        ({"num_experts": [8, 8]}, False),
+        ({"num_experts": [1, 1]}, True),
+        ({}, True),
+        ({"num_experts": 8, "enable_moe_block": False}, True),
+        ({"num_experts": 8, "enable_moe_block": True}, False),
+        ({"num_experts": 8, "is_moe": False}, True),
+    ],
+)
+def test_one_expert_is_no_mixture(given, dense):
+    read = architecture({}, **given)
+    if not dense:
+        huggingface._check_experts(read)
+        return
+    with pytest.raises(UserError, match="a mixture of at least 2 experts"):
+        huggingface._check_experts(read)
+
+
+def test_a_model_type_is_known_without_the_names_of_its_parts():
+    assert huggingface._bases("qwen3_5_moe_text") == ["qwen3_5_moe_text", "qwen3_5_moe"]
+    assert huggingface._bases("qwen3_omni_moe_thinker")[1:] == ["qwen3_omni_moe"]
+    assert huggingface._bases("mixtral") == ["mixtral"]
+    outer = {"model_type": "outer", "text_config": {"model_type": "mixtral", "num_local_experts": 8}, "num_experts": 99}
+    read = huggingface._fields(outer, "here")
+    assert read.kind == "mixtral" and read.count("num_experts") == 8 and "the fields of text_config" in read.notes[0]
+
+
 def test_the_scale_of_weights_is_that_of_the_architectures_field():
     assert huggingface._scale(architecture({}, routed_scaling_factor=2.0)) == 1.0
     known = {"scale": "routed_scaling_factor"}
