@@ -10,7 +10,18 @@ from rows import frame, one
 
 from moe_routing_bench.comparison import claim_verdicts, regret
 from moe_routing_bench.config import claims
-from moe_routing_bench.report import page, quantised_weights, render, run_pages, section_tables, seeds, site, words
+from moe_routing_bench.report import (
+    packing,
+    page,
+    quantised_weights,
+    render,
+    row_data,
+    run_pages,
+    section_tables,
+    seeds,
+    site,
+    words,
+)
 from moe_routing_bench.report.document import Dot
 from moe_routing_bench.report.seeds import block_profiles, dispatch, kernels, models, predecessor, products
 from moe_routing_kernels import choices
@@ -420,3 +431,100 @@ def test_without_quantised_weights_there_is_no_section_of_formats(monkeypatch):
         got = render._quantised(matrix, None)
         assert (got and (got.lines, got.bars)) == found
     assert len(seen) == 1 and seen[0][1] == {}
+
+
+def test_samples_are_offsets_from_the_median_of_their_row(monkeypatch):
+    """In hundredths of a percent, in their order; of many every second or third is kept, and of many rows fewer."""
+    row = {"median_us": 20.0, "samples_us": [20.0, 19.0, 30.0004], "set_aside_samples_us": [40.0]}
+    without = [
+        row | change
+        for change in ({"median_us": None}, {"median_us": math.nan}, {"median_us": 0.0}, {"samples_us": None})
+    ]
+    found = row_data.samples([row, *without, row | {"set_aside_samples_us": None}])
+    assert found == {
+        "scale": 10_000,
+        "rows": [
+            {"every": 1, "at": [0, -500, 5000], "aside": [10_000]},
+            *[None] * 4,
+            {"every": 1, "at": [0, -500, 5000]},
+        ],
+    }
+    monkeypatch.setattr(row_data, "MOST", 4)
+    times = [20.0 + n for n in range(9)]
+    (many,) = row_data.samples([row | {"samples_us": times[:8], "set_aside_samples_us": times}])["rows"]
+    assert (many["every"], many["at"], many["aside"]) == (2, [0, 1000, 2000, 3000], [0, 1500, 3000])
+    monkeypatch.setattr(row_data, "LEAST", 2)
+    monkeypatch.setattr(row_data, "ALTOGETHER", 9)
+    (few, *_) = row_data.samples([row | {"samples_us": times}] * 3)["rows"]
+    assert (few["every"], few["at"]) == (3, [0, 1500, 3000]), "nine samples of three rows"
+    (least, *_) = row_data.samples([row | {"samples_us": times}] * 9)["rows"]
+    assert (least["every"], least["at"]) == (5, [0, 2500])
+
+
+def test_a_row_has_one_name_in_every_run_and_cells_and_implementations_have_others():
+    names = [{"bench": bench, "cell": cell, "implementation": name} for bench in "ab" for cell in "cd" for name in "ef"]
+    found = [row_data.row_id(row | {"median_us": number}) for number, row in enumerate(names)]
+    assert len(set(found)) == 8 and {len(name) for name in found} == {10}
+    assert found == [row_data.row_id(row) for row in names]
+
+
+@pytest.mark.parametrize(
+    ("time", "said"),
+    [
+        ("2026-11-28T10:11:12.345+00:00", "2026-11-28T10:11:12+00:00"),
+        ("2026-11-28T10:11:12+00:00", "2026-11-28T10:11:12+00:00"),
+        ("2026-11-28T10:11:12.999Z", "2026-11-28T10:11:12Z"),
+        ("", ""),
+        (None, None),
+    ],
+)
+def test_times_of_day_are_to_the_second(time, said):
+    assert row_data._to_the_second(time) == said
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([3, 3, 3], {"all": 3}),
+        ([1, 2, 3], {"each": [1, 2, 3]}),
+        (["a", "b", "a"], {"each": ["a", "b", "a"]}),
+        (["a long text"] * 3 + ["another"], {"of": ["a long text", "another"], "at": [0, 0, 0, 1]}),
+        ([1, True, 1.0, None], {"each": [1, True, 1.0, None]}),
+    ],
+)
+def test_a_column_is_kept_in_the_fewest_bytes(values, kept):
+    found = packing.packed(values)
+    assert list(map(repr, packing.unpacked("x", {"x": found}, len(values)))) == list(map(repr, values))
+    assert found == kept and repr(found) == repr(kept)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (123456.7, 123460.0),
+        (0.000123456, 0.00012346),
+        (2.0, 2),
+        (math.inf, None),
+        (math.nan, None),
+        (2**53 - 1, 2**53 - 1),
+        (2**53, str(2**53)),
+        (-(2**53), str(-(2**53))),
+        (np.int64(7), 7),
+        (np.float64(0.25), 0.25),
+        ([("a", 1.000004), ("b", None)], {"a": 1, "b": None}),
+        (True, True),
+    ],
+)
+def test_a_value_is_fit_for_javascript(value, said):
+    """Five digits, no number that it lacks, and whole numbers beyond 2**53 as texts."""
+    found = packing.plain(value)
+    assert found == said and type(found) is type(said)
+
+
+def test_differences_of_columns_are_in_units_of_the_last_of_five_digits():
+    base = packing.Column(pd.Series([100.0, 2.5, 0.031, 7.0]))
+    other = packing.Column(pd.Series([101.5, 2.4998, 0.0310012, math.nan]))
+    found = packing.differences(other, "median_us", base)
+    assert found == {"near": "median_us", "by": [150, -2, 1, None]}
+    columns = {"median_us": {"each": [100, 2.5, 0.031, 7]}, "ci_high_us": found}
+    assert packing.unpacked("ci_high_us", columns, 4) == [101.5, 2.4998, 0.031001, None]
