@@ -450,10 +450,10 @@ def test_samples_are_offsets_from_the_median_of_their_row(monkeypatch):
         ],
     }
     monkeypatch.setattr(row_data, "MOST", 4)
+    monkeypatch.setattr(row_data, "LEAST", 2)
     times = [20.0 + n for n in range(9)]
     (many,) = row_data.samples([row | {"samples_us": times[:8], "set_aside_samples_us": times}])["rows"]
     assert (many["every"], many["at"], many["aside"]) == (2, [0, 1000, 2000, 3000], [0, 1500, 3000])
-    monkeypatch.setattr(row_data, "LEAST", 2)
     monkeypatch.setattr(row_data, "ALTOGETHER", 9)
     (few, *_) = row_data.samples([row | {"samples_us": times}] * 3)["rows"]
     assert (few["every"], few["at"]) == (3, [0, 1500, 3000]), "nine samples of three rows"
