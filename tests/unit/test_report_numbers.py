@@ -528,3 +528,45 @@ def test_differences_of_columns_are_in_units_of_the_last_of_five_digits():
     assert found == {"near": "median_us", "by": [150, -2, 1, None]}
     columns = {"median_us": {"each": [100, 2.5, 0.031, 7]}, "ci_high_us": found}
     assert packing.unpacked("ci_high_us", columns, 4) == [101.5, 2.4998, 0.031001, None]
+
+
+def test_a_scale_is_logarithmic_where_its_ends_are_far_apart():
+    """More than three times apart and above zero: then equal ratios are equally far."""
+    for least, most, logarithmic in (
+        (10.0, 30.0, False),
+        (10.0, 31.0, True),
+        (0.0, 100.0, False),
+        (-1.0, 100.0, False),
+    ):
+        place = page._scale(least, most, 0.0, 100.0)
+        assert (place(least), place(most)) == ("0.0", "100.0")
+        middle = math.sqrt(least * most) if logarithmic else (least + most) / 2
+        assert place(middle) == "50.0"
+    assert page._scale(5.0, 5.0, 20.0, 60.0)(5.0) == "20.0", "of one value all are at the left"
+
+
+def test_a_page_says_of_what_its_rows_were_measured():
+    """Each commit once, with its version, days and cards; changes only where the tree had some."""
+    about = {"gpu_name": "H200", "gpu_uuid": "GPU-12345678-9", "cpu_model": "c", "device": "d"}
+    days = {"started_at": "2026-11-22T10:00", "ended_at": "2026-11-23T09:00"}
+    rows = [about | days | {"git_sha": "a" * 40, "git_dirty": dirty} for dirty in (False, False, None, True)]
+    rows[3] |= {"started_at": "2026-11-24T01:00", "ended_at": "2026-11-24T02:00"}
+    card = "on H200 (GPU-12345678)"
+    one_commit = words.measured(pd.DataFrame(rows[:2]), {"a" * 40: "1.2.0"})
+    assert one_commit == f"Measured by version 1.2.0, commit aaaaaaa (2026-11-22 to 2026-11-23), {card}."
+    assert words.measured(pd.DataFrame(rows), said="Taken") == (
+        f"Taken by commit aaaaaaa (2026-11-22 to 2026-11-23), {card}: 2 rows; by commit aaaaaaa (2026-11-22 to 2026-11-23), {card}: "
+        f"1 row; by commit aaaaaaa with changes (2026-11-24), {card}: 1 row."
+    )
+    assert words.measured(pd.DataFrame(rows[:0])) == ""
+    frame_ = pd.DataFrame(
+        {
+            "status": ["ok", "crashed", "ok", "ok"],
+            "bench": ["a", "a", "b", "b"],
+            "cell": list("xxxy"),
+            "suspect": [True, True, False, None],
+        }
+    )
+    assert words.scope(frame_) == "4 rows, 3 of them with a time, of 3 cells."
+    assert words.suspects(frame_) == "1 of 3 rows with a time is suspect" and words.suspects(frame_[1:]) == ""
+    assert words.suspects(frame_.assign(suspect=True)) == "3 of 3 rows with a time are suspect"
