@@ -570,3 +570,36 @@ def test_a_page_says_of_what_its_rows_were_measured():
     assert words.scope(frame_) == "4 rows, 3 of them with a time, of 3 cells."
     assert words.suspects(frame_) == "1 of 3 rows with a time is suspect" and words.suspects(frame_[1:]) == ""
     assert words.suspects(frame_.assign(suspect=True)) == "3 of 3 rows with a time are suspect"
+
+
+def test_a_published_row_says_how_many_ranks_its_layer_was_spread_over():
+    line = {
+        "model": "m",
+        "tokens": 64,
+        "weights": "bf16",
+        "package": "p",
+        "version": "1",
+        "kernel": "k",
+        "published_us": 1234.0,
+    }
+    line |= {
+        "implementation": "cute",
+        "here_us": 20.0,
+        "ratio": 0.5,
+        "status": "reproduced",
+        "why": "",
+        "ours": None,
+        "ours_us": math.nan,
+    }
+    for ranks, model in ((1, "m"), (2, "m, one of 2 ranks"), (8, "m, one of 8 ranks")):
+        found = section_tables._published_texts(line | {"tensor_parallel": ranks})
+        assert found[:7] == [model, "64", "bf16", "p", "1", "k", "1,234 µs"]
+        assert found[7:] == ["cute", "20 µs", "0.50x", "reproduced", "–", "–"]
+    absent = line | {
+        "tensor_parallel": 1,
+        "implementation": None,
+        "here_us": math.nan,
+        "ratio": math.nan,
+        "why": "lacking",
+    }
+    assert section_tables._published_texts(absent)[7:11] == ["–", "–", "–", "reproduced: lacking"]
