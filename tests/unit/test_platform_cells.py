@@ -72,6 +72,11 @@ def test_a_section_draws_its_widest_bench_with_most_cells():
     assert len(BENCHES["ep_layer"].stages) == len(BENCHES["ep_training"].stages)
     cells = [*ranked, cell(bench="ep_training")]
     assert platform_sections.kept_bench(cells) == "ep_layer"
+    gates = [cell(bench="gate", tokens=count) for count in (1, 2, 3)]
+    assert BENCHES["routing"].stages and not BENCHES["gate"].stages
+    assert platform_sections.kept_bench([*gates, cell(bench="routing")]) == "routing", (
+        "one routing has three gates in it"
+    )
 
 
 def test_panels_are_of_cells_with_several_numbers_of_tokens():
