@@ -270,6 +270,41 @@ def test_a_scheme_of_compressed_tensors(kind, weights):
     )
 
 
+@pytest.mark.parametrize(
+    ("pattern", "holds"),
+    [
+        (r".*q.*z.*q.*", False),  # four repetitions, as many as are tried
+        (r".*q.*z.*q.*z.*", True),  # five could take for ever: it may be of experts
+        (r".*self_attn.*", False),
+        (r".*mlp\.experts.*", True),
+        (r"model\.layers\.\d+\.mlp\.experts\.[0-9]+\.w2", True),
+        (r"model\.layers\.\d+\.mlp\.gate", False),
+        (r"(a+)+", True),
+        (r"x{2}", True),
+        (r"(", True),  # which cannot be tried
+        ("a" * 200, False),
+        ("a" * 201, True),
+    ],
+)
+def test_a_pattern_that_cannot_be_tried_in_a_short_time_may_be_of_experts(pattern, holds):
+    assert checkpoint_formats._matches(pattern) == holds
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"grid": [{"bench": ["gate"]}]}, r"config.grid\[0\] key: got 'bench'.*did you mean 'benches'"),
+        ({"device": 5, "grid": [{"benches": ["gate"], "tokenz": [4]}]}, r"config.grid\[0\] key: got 'tokenz'"),
+        ({"device": 5, "grid": [{"benches": ["gat"]}]}, "config.device: got 5"),
+        ({"grid": [{"tokens": [4]}]}, r"config.grid\[0\]: got .no 'benches'"),
+    ],
+)
+def test_of_several_mistakes_an_unknown_key_is_said_first_then_the_first_by_place(content, says):
+    """A misspelt key is a missing one, too."""
+    with pytest.raises(UserError, match=says):
+        load.load(content)
+
+
 def test_layers_whose_experts_stay_are_numbered():
     assert checkpoint_formats.layers_of(["model.layers.3.mlp", r"layers\.12\.", "x.layers.7"]) == {3, 12, 7}
     for other in ("mlp.experts", "layers.1.layers.2."):
