@@ -79,6 +79,16 @@ def test_the_bound_of_an_element_is_of_the_span_of_its_group():
     assert accuracy._of_bound(form, "fp32", got, w) == pytest.approx(0.2 / 16 / form.error_bound("fp32")), "the worst"
 
 
+@pytest.mark.parametrize(("place", "span"), [(5, 1 + (3 * 31 / 63 - 1)), (70, 0.5 + 1.0)])
+def test_the_worst_error_may_be_in_the_last_group_which_is_shorter(place, span):
+    """Of 80 columns in groups of 32 the last group has 16: its elements count as all others do."""
+    w = torch.cat([torch.linspace(-1, 2, 64), torch.linspace(-0.5, 1, 16)]).double()[None]
+    got, form = w.clone(), WEIGHTS["int4z_g32"]
+    got[0, 40] += 0.001
+    got[0, place] += 0.01
+    assert accuracy._of_bound(form, "fp32", got, w) == pytest.approx(0.01 / span / form.error_bound("fp32"))
+
+
 def test_every_row_counts_and_biases_are_those_of_before():
     """Also that of the first token; outliers are the same ones in every run."""
     for drawn in accuracy.DRAWS:

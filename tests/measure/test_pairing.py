@@ -26,6 +26,33 @@ def test_set_aside_blocks_do_not_shift_the_pairs() -> None:
     assert rows["fast"]["best_speedup"] == pytest.approx(2) and rows["base"]["best_speedup"] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("of_twins", [False, True])
+def test_a_pair_counts_where_both_of_its_blocks_do(of_twins: bool) -> None:
+    """Of twelve rounds, five have a slow block of the one and four others of the other; in the three that are left the ratio is 2."""
+    timer = HostTimer([lambda: None], 1)
+    base = Candidate("base", [], timer=timer, blocks=[[200.0]] * 12, clocks=[None] * 12, slow=[0] * 12)
+    fast = Candidate("fast", [], timer=timer, blocks=[[100.0]] * 12, clocks=[None] * 12, slow=[0] * 12)
+    for one, rounds in ((base, range(5)), (fast, range(5, 9))):
+        for i in rounds:
+            one.slow[i], one.blocks[i] = 8, [1000.0]
+    if of_twins:
+        base.twin = fast
+        rows = {"base": {}}
+        outcome.twins([base], rows)
+        assert (rows["base"]["twin_speedup"], rows["base"]["twin_median_us"]) == (pytest.approx(2), 100.0)
+        return
+    rows = {one.name: outcome.row(one) for one in (base, fast)}
+    outcome.speedups([base, fast], rows, "base")
+    assert rows["fast"]["speedup"] == pytest.approx(2) and rows["base"]["best_speedup"] == pytest.approx(0.5)
+    assert [rows[name]["set_aside_samples_us"] for name in ("base", "fast")] == [[1000.0] * 5, [1000.0] * 4]
+    assert rows["base"]["set_aside_reason"] == "a hardware slowdown bit" and rows["base"]["samples"] == 7
+    fast.slow = [8] * 12  # then no block is better than another
+    rows = {one.name: outcome.row(one) for one in (base, fast)}
+    assert rows["fast"]["samples"] == 12 and rows["fast"]["set_aside_reason"] is None
+    outcome.speedups([base, fast], rows, "base")
+    assert rows["fast"]["speedup"] == pytest.approx(0.2), "of the seven rounds in which base counts, four are of 0.2"
+
+
 def test_what_chose_to_be_another_one_is_nobodys_best_other() -> None:
     """`auto` is `ours` here, a little faster by chance: it is compared with `loop` alone, and so is `ours`. Where `ours` is not measured,
     `auto` is what others are compared with."""

@@ -84,6 +84,21 @@ def test_operators_and_kernels_are_told_apart():
     assert found == want and profiling._totals(found) == {"self_cpu_us": 1 + 10, "self_device_us": 12}
 
 
+def test_operators_are_in_the_order_of_their_own_time_on_the_device_then_on_the_host():
+    times = {
+        "idle": (0.0, 90.0),
+        "short": (1.0, 500.0),
+        "long": (7.0, 2.0),
+        "busy": (0.0, 100.0),
+        "as long": (7.0, 3.0),
+    }
+    found = [
+        {"operator": name, "self_device_us": device, "self_cpu_us": host} for name, (device, host) in times.items()
+    ]
+    ordered = [one["operator"] for one in sorted(found, key=profiling._weight, reverse=True)]
+    assert ordered == ["as long", "long", "short", "busy", "idle"]
+
+
 def test_results_are_compared_in_pairs():
     torch = profiling.torch
     results = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([1.0, 2.5]), "c": None, "d": torch.tensor([0.0, 2.0])}

@@ -639,6 +639,11 @@ def test_what_a_row_says_of_the_routing():
     assert (found["drop_rate"], found["capacity"], found["token_drop_rate"], found["rows"]) == (3 / 8, 2, 0.25, 5)
     quarters = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
     assert found["gate_entropy"] == pytest.approx((quarters + 2 * math.log(2)) / 4)
+    elsewhere = torch.tensor([[4, 4], [0, 4], [0, 1], [0, 1]])  # as ranks have it: the first token has no expert here
+    known[0] = Assignment(elsewhere, None, torch.tensor([[-1, -1], [0, -1], [1, 2], [-1, -1]]))
+    found = outcome.routing(Job(cell, ("torch",), SETTINGS), definition, sets)
+    assert found["expert_load"] == [3, 2, 0, 0] and found["drop_rate"] == pytest.approx(1 / 5)
+    assert found["token_drop_rate"] == pytest.approx(1 / 3), "of the tokens that have one"
     known[0] = Assignment(ids)
     gate = cell_of("gate", tokens=4, experts=4, top_k=2, dtype="fp32")
     found = outcome.routing(Job(gate, ("torch",), SETTINGS), definition, sets)

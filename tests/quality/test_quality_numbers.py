@@ -1181,6 +1181,46 @@ def test_clean_text_is_of_long_lines_once():
     assert kept == one[:500]
 
 
+def test_a_page_is_read_as_it_is_shown():
+    """Entities once: a page that shows how markup is written keeps it. Blocks are lines, what is inline is not, scripts are not shown."""
+    page = b"<h1>On &lt;p&gt;</h1><p>Write &amp;lt; for\n <b>&lt;</b>, &eacute;.<script>if (a &lt; b) {}</script><style>p {}</style></p>"
+    lines = [line for line in corpus_packages._text("a/page.html", page).splitlines() if line]
+    assert lines == ["On <p>", "Write &lt; for <, é."]
+    assert corpus_packages._text("a/text.txt", page) == page.decode(), "of a page alone"
+    assert corpus_packages._text("a.json", b'{"a": "x", "b": [1, "y", {"c": "z"}], "d": null}') == "x\ny\nz"
+    odd = b"ab" * 1000
+    assert corpus_packages._text("t", odd + b"\xff\xff") == odd.decode(), "a thousandth may be no UTF-8"
+    with pytest.raises(ValueError, match="no text"):
+        corpus_packages._text("t", odd + b"\xff\xff\xff")
+
+
+@pytest.mark.parametrize("sizes", [(4, 6, 9), (5, 7, 9), (1, 2, 3)])
+def test_contents_of_a_debian_package_lie_at_even_places(sizes):
+    def part(name, content):
+        head = f"{name:<16}{0:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n".encode()
+        return head + content + b"\n" * (len(content) % 2)
+
+    names = ("debian-binary", "control.tar.xz", "data.tar.xz/")
+    contents = [bytes([65 + number]) * size for number, size in enumerate(sizes)]
+    package = b"!<arch>\n" + b"".join(map(part, names, contents))
+    assert corpus_packages._data(package) == ("data.tar.xz", contents[2])
+    with pytest.raises(tarfile.ReadError):
+        corpus_packages._data(package[: package.index(b"data.tar")])
+
+
+@pytest.mark.parametrize(("letter", "lines"), [("a", 5), ("ä", 3), ("字", 2)])
+def test_a_document_is_as_long_in_bytes_of_its_text(letter, lines, monkeypatch):
+    """Lines of 19 letters have 20, 38 or 56 bytes with their ends: a document is over at 100 of them, and the rest is none below 40."""
+    monkeypatch.setattr(cleaning, "_DOCUMENT", 100)
+    monkeypatch.setattr(cleaning, "LEAST", 40)
+    text = [letter * 18 + chr(ord("a") + n) for n in range(2 * lines + 2)]
+    found = [one.decode().splitlines() for one in cleaning.prose("\n".join(text), 10, set())]
+    assert found == [text[:lines], text[lines : 2 * lines], text[2 * lines :]]
+    short = [one.decode().splitlines() for one in cleaning.prose("\n".join(text[:-1]), 10, set())]
+    rest = [text[2 * lines : -1]] if len(letter.encode()) == 3 else []
+    assert short == [text[:lines], text[lines : 2 * lines], *rest]
+
+
 def test_a_sample_for_merges_has_each_domain_by_its_share(monkeypatch):
     splits = {"a": cleaning.Split([b"a" * 10] * 30, [b"v" * 99]), "b": cleaning.Split([b"b" * 10] * 10, [])}
     monkeypatch.setattr(corpus_preparation, "_TRAINED_ON", 200)

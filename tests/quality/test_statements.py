@@ -324,6 +324,39 @@ def test_runs_store_what_experts_know_of_the_token(shared_text: str, tmp_path: P
     assert line["values"][headings.index("expert–token bits")] == f"{found['expert_token_bits']:z.3f}"
 
 
+def test_a_line_of_a_contest_has_means_of_what_is_known() -> None:
+    """Not the middle of the seeds; a dash where no seed has a value, and no interval of one seed."""
+    assert trained_rules._mean(pd.Series([1.0, 2.0, 6.0, np.nan]), "{:.3f}") == "3.000"
+    assert trained_rules._mean(pd.Series([0.01, 0.02, 0.09]), "{:.1%}") == "4.0%"
+    assert trained_rules._mean(pd.Series([np.nan, np.nan]), "{:.3f}") == "–"
+    names = [name for name, *_ in trained_rules.COLUMNS]
+    seen = pd.DataFrame(
+        {name: [1000.0 * place, 1000.0 * place + 1, 1000.0 * place + 5] for place, name in enumerate(names)}
+    )
+    seen = seen.assign(causal=False, causal_in_evaluation=[True, True, False])
+    rank = {"contestant": "a", "rank": 2, "letters": "ab", "equivalent": ["b"], "undecided": [], "seeds": 3}
+    line = trained_rules._line(rank | {"mean": 1.23456, "half_width": 0.01234}, seen)
+    assert (line["contestant"], line["mean"], line["half_width"], line["seeds"]) == ("a †", "1.2346", "± 0.0123", 3)
+    assert line["values"] == [
+        form.format(1000.0 * place + 2) for place, (_, _, form, _) in enumerate(trained_rules.COLUMNS)
+    ]
+    alone = trained_rules._line(rank | {"mean": 1.0, "half_width": np.nan}, seen.assign(causal_in_evaluation=True))
+    assert (alone["contestant"], alone["half_width"]) == ("a † (causal in evaluation)", "–")
+    assert trained_rules._line(rank | {"mean": 1.0, "half_width": 0.0}, seen.assign(causal=True))["contestant"] == "a"
+    assert trained_rules._added(pd.Series([0.5, 0.25, np.nan]), "+z.4f") == f"+0.3750 ± {12.7062 * 0.125:.4f}"
+    assert (
+        trained_rules._added(pd.Series([np.nan]), "+z.4f") == "–"
+        and trained_rules._added(pd.Series([-0.5]), "+z.4f") == "-0.5000"
+    )
+
+
+def test_what_an_alteration_costs_is_less_what_the_same_seed_has() -> None:
+    runs_ = pd.DataFrame({"bits_per_byte": [2.0, 3.0], "bits": [[("int4", 2.5), ("int2", 4.0)], [("int4", 3.25)]]})
+    name, own, added = trained_rules._altered_line("a", runs_, "bits", ["int4", "int2"])
+    assert (name, own, added[1]) == ("a", f"2.5000 ± {12.7062 * 0.5:.4f}", "+2.0000")
+    assert added[0] == f"+0.3750 ± {12.7062 * 0.125:.4f}"
+
+
 def test_a_noise_is_that_of_the_largest_contest_of_this_code_and_size() -> None:
     """Two seeds of two rules come first in the table; five of others count, and those of another code do not."""
     few, many = runs(label="few", code_fingerprint="c"), runs(label="many", code_fingerprint="c")

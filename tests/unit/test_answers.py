@@ -102,6 +102,29 @@ def test_bits_lost_at_a_factor():
     assert said(answers.lost_bits, runs("softk", (1.0,), factor=float("nan"))) == nothing
 
 
+def middle(text):
+    return text.partition("middle: ")[2].partition(" with ")[0]
+
+
+@pytest.mark.parametrize(
+    ("lost", "said_middle"),
+    [
+        ({"softk": 0.3, "switch_top1": 0.2, "topk_hard": 0.1}, "switch_top1"),
+        ({"softk": 0.4, "switch_top1": 0.1, "topk_hard": 0.3, "hash": 0.2}, "hash"),
+        ({"softk": 0.4, "switch_top1": 0.1, "topk_hard": 0.3, "hash": 0.2, "gshard_top2": 0.5}, "topk_hard"),
+    ],
+)
+def test_the_middle_rule_is_the_lower_of_two(lost, said_middle):
+    """By what they lose, not by their names; of two rules there is none."""
+    parts = [runs(name, (1.0, 1.1), bits=bits) for name, bits in lost.items()]
+    text = said(answers.lost_bits, *parts, runs("softk", (1.0, 1.1), "small", bits=9.0))
+    assert middle(text) == said_middle and f"e8, {len(lost)} rules: " in text, "of the config with most rules"
+    assert text.partition("least: ")[2].startswith(min(lost, key=lost.__getitem__))
+    assert text.partition("most: ")[2].startswith(max(lost, key=lost.__getitem__))
+    two = said(answers.lost_bits, *parts[:2])
+    assert "middle" not in two and "least: switch_top1" in two and "most: softk" in two
+
+
 def test_loss_per_second():
     """The rules that no other beats in both, at the end of the schedule; one that sees later tokens is none of them."""
     rows = (

@@ -34,6 +34,17 @@ def test_writes_that_are_faster_than_copies_have_a_ceiling_above_them():
     assert completion.mixed_gb_per_s(row) == pytest.approx(1 / (0.5 / 4000 + 0.5 / 6000))
 
 
+@pytest.mark.parametrize(
+    ("read", "written", "expected"), [(75, 25, 1 / (0.5 / 4000 + 0.5 / 2000)), (50, 50, 4000.0), (100, 0, 2000.0)]
+)
+def test_a_copy_is_no_ceiling_of_what_mostly_reads(read, written, expected):
+    """Where reads alone are slower than a copy, a mix of mostly reads is too."""
+    row = ROW | {"read_bytes": read, "write_bytes": written, "read_gb_per_s": 2000.0}
+    assert completion.mixed_gb_per_s(row) == pytest.approx(expected)
+    row = ROW | {"read_bytes": written, "write_bytes": read, "write_gb_per_s": 2000.0}
+    assert completion.mixed_gb_per_s(row) == 4000.0, "what mostly writes may be as fast as a copy"
+
+
 @pytest.mark.parametrize("cold", [False, None, math.nan, np.bool_(False)])
 def test_what_may_be_in_a_cache_has_none(cold):
     """And a CPU, where it is not known."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -269,6 +270,41 @@ def test_a_scheme_of_compressed_tensors(kind, weights):
     )
 
 
+@pytest.mark.parametrize(
+    ("pattern", "holds"),
+    [
+        (r".*q.*z.*q.*", False),  # four repetitions, as many as are tried
+        (r".*q.*z.*q.*z.*", True),  # five could take for ever: it may be of experts
+        (r".*self_attn.*", False),
+        (r".*mlp\.experts.*", True),
+        (r"model\.layers\.\d+\.mlp\.experts\.[0-9]+\.w2", True),
+        (r"model\.layers\.\d+\.mlp\.gate", False),
+        (r"(a+)+", True),
+        (r"x{2}", True),
+        (r"(", True),  # which cannot be tried
+        ("a" * 200, False),
+        ("a" * 201, True),
+    ],
+)
+def test_a_pattern_that_cannot_be_tried_in_a_short_time_may_be_of_experts(pattern, holds):
+    assert checkpoint_formats._matches(pattern) == holds
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"grid": [{"bench": ["gate"]}]}, r"config.grid\[0\] key: got 'bench'.*did you mean 'benches'"),
+        ({"device": 5, "grid": [{"benches": ["gate"], "tokenz": [4]}]}, r"config.grid\[0\] key: got 'tokenz'"),
+        ({"device": 5, "grid": [{"benches": ["gat"]}]}, "config.device: got 5"),
+        ({"grid": [{"tokens": [4]}]}, r"config.grid\[0\]: got .no 'benches'"),
+    ],
+)
+def test_of_several_mistakes_an_unknown_key_is_said_first_then_the_first_by_place(content, says):
+    """A misspelt key is a missing one, too."""
+    with pytest.raises(UserError, match=says):
+        load.load(content)
+
+
 def test_layers_whose_experts_stay_are_numbered():
     assert checkpoint_formats.layers_of(["model.layers.3.mlp", r"layers\.12\.", "x.layers.7"]) == {3, 12, 7}
     for other in ("mlp.experts", "layers.1.layers.2."):
@@ -319,6 +355,53 @@ def test_values_of_fields():
     ]
     read = fields(norm_topk_prob=False)
     assert read.left("norm_topk_prob") is False and read.left("norm_topk_prob") is None and read.value("absent", 7) == 7
+
+
+@pytest.mark.parametrize("value", [[8, 16], [8, 16, 8], [16, 8, 8], [8, 8, 16], [], [8, None, 8], 8.0, "8", True, -1])
+def test_a_number_of_things_is_that_of_every_layer(value):
+    """No entry of a list stands for the others: a preset is of one layer."""
+    with pytest.raises(UserError, match="num_experts of config here: got"):
+        fields(num_experts=value).count("num_experts")
+    read = fields(num_experts=[8, 8, 8])
+    assert read.count("num_experts") == 8 and read.notes == [
+        "num_experts is 8: the file has a list with one number for all layers"
+    ]
+
+
+def test_numbers_have_bounds_and_null_is_none_or_missing():
+    assert fields(n_group=None).count("n_group", 0) == 0 and fields(n_group=0).count("n_group", 0) == 0
+    for given in ({"n_group": None}, {}):
+        with pytest.raises(UserError, match="no n_group"):
+            fields(**given).count("n_group")
+    assert fields().count("absent", otherwise=3) == 3
+    for value, number in ((None, None), (0, None), (0.0, None), (2, 2.0), (0.25, 0.25), (2**20, 2.0**20)):
+        assert fields(swiglu_limit=value).number("swiglu_limit") == number
+    for value in (-0.5, -1, math.inf, math.nan, 2**20 + 1, True, "2"):
+        with pytest.raises(UserError, match="swiglu_limit of config here: got"):
+            fields(swiglu_limit=value).number("swiglu_limit")
+    for value in (1, 0, "true", None):
+        with pytest.raises(UserError, match="true or false"):
+            fields(norm_topk_prob=value).flag("norm_topk_prob")
+
+
+def test_a_field_of_two_names_has_one_value_and_the_architectures_name_comes_first():
+    """A name that the architecture has for it decides alone: the others may be something else there."""
+    for given in ({"a": 1, "b": 1}, {"a": None, "b": 1}, {"b": 1}):
+        read = fields(**{{"a": "num_experts", "b": "n_routed_experts"}[name]: value for name, value in given.items()})
+        assert read.given("num_experts") == (True, 1)
+        assert read.label("num_experts") == ("num_experts" if given.get("a") else "n_routed_experts")
+    assert fields(num_experts=None).given("num_experts") == (True, None) and fields().given("num_experts") == (
+        False,
+        None,
+    )
+    with pytest.raises(UserError, match="num_experts and num_local_experts"):
+        fields(num_experts=8, num_local_experts=16).given("num_experts")
+    with pytest.raises(UserError, match="the same value in both"):
+        fields(num_experts=1, num_local_experts=True).given("num_experts")
+    made = Architecture(routing_rules.softmax, names={"num_experts": "moe.count"})
+    read = Fields({"moe": {"count": 4}, "num_experts": 99}, "kind", lambda: None, made, "here")
+    assert read.given("num_experts") == (True, 4) and read.count("num_experts") == 4
+    assert read.unread() == ["num_experts 99"], "which nothing has read"
 
 
 MODEL = {
@@ -408,9 +491,10 @@ def test_a_cell_of_several_entries_has_the_implementations_and_twins_of_all():
     assert job.implementations == (second, first) and job.twins == (first,)
     shared = next(name for name in names if name in {one.name for one in BENCHES["gate"].implementations})
     only = next(name for name in names if name not in {one.name for one in BENCHES["gate"].implementations})
-    both = entry(implementations=[shared, only], twins=[only], benches=["layer", "gate"])
-    found = {job.cell.bench: (job.implementations, job.twins) for job in expanded(both)}
-    assert found["gate"] == ((shared,), ()) and found["layer"][1] == (only,)
+    for order in (["layer", "gate"], ["gate", "layer"]):  # whichever of its benches has the twin
+        both = entry(implementations=[shared, only], twins=[only], benches=order)
+        found = {job.cell.bench: (job.implementations, job.twins) for job in expanded(both)}
+        assert found["gate"] == ((shared,), ()) and found["layer"][1] == (only,)
 
 
 def test_the_product_of_an_entry_has_every_value(monkeypatch):
@@ -727,6 +811,74 @@ def test_experts_of_another_width_than_the_model_are_refused(name):
         read = architecture({"latent": "own_latent"}, **{"own_latent": None, name: width})
         huggingface._check_latent(read, 64)
         assert bool(read.unsupported) == refused
+
+
+@pytest.mark.parametrize(
+    ("known", "given", "activation"),
+    [
+        ({}, {"hidden_act": "silu"}, "swiglu"),
+        ({}, {"hidden_act": "swish"}, "swiglu"),
+        ({}, {"hidden_act": "gelu_pytorch_tanh"}, "geglu"),
+        ({}, {"hidden_act": "relu2"}, None),  # with a gate
+        ({"gated": False}, {"hidden_act": "relu2"}, "relu2"),
+        ({"gated": False}, {"hidden_act": "silu"}, None),
+        ({"act": "own_act"}, {"own_act": "silu", "hidden_act": "relu2"}, "swiglu"),
+        ({"activation": "swiglu"}, {}, "swiglu"),
+        ({"activation": "something"}, {"hidden_act": "silu"}, None),
+        ({"limit": "swiglu_limit"}, {"hidden_act": "silu", "swiglu_limit": 10}, "swiglu_limit10"),
+        ({"limit": "swiglu_limit"}, {"hidden_act": "silu", "swiglu_limit": 0}, None),
+        ({"limit": "swiglu_limit"}, {"hidden_act": "gelu_pytorch_tanh", "swiglu_limit": 10}, None),
+        # of an architecture that is not known to clamp: zeros and nothing are no limit
+        ({}, {"hidden_act": "silu", "swiglu_limits": [0, 0.0]}, "swiglu"),
+        ({}, {"hidden_act": "silu", "swiglu_limits": []}, "swiglu"),
+        ({}, {"hidden_act": "silu", "swiglu_limit": None}, "swiglu"),
+        ({}, {"hidden_act": "silu", "swiglu_limit": 0}, "swiglu"),
+        ({}, {"hidden_act": "silu", "swiglu_limits": [0, 7.0]}, None),
+        ({}, {"hidden_act": "silu", "swiglu_limits_shared": [7.0]}, None),
+        ({}, {"hidden_act": "silu", "swiglu_limit": 7.0}, None),
+        ({"activation": "swiglu_oai"}, {}, "swiglu_oai"),
+        ({"activation": "swiglu_oai"}, {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}, "swiglu_oai"),
+        ({"activation": "swiglu_oai"}, {"swiglu_alpha": 1.7}, None),
+        ({"activation": "swiglu_oai"}, {"swiglu_limit": 8.0}, None),
+    ],
+)
+def test_the_activation_of_an_expert(known, given, activation):
+    """What no activation here computes is refused, with the field that asks for it."""
+    read = architecture(known, **given)
+    assert huggingface._activation(read) == activation and bool(read.unsupported) == (activation is None)
+
+
+@pytest.mark.parametrize(
+    ("given", "dense"),
+    [
+        ({"num_experts": 2}, False),
+        ({"num_experts": 1}, True),
+        ({"num_experts": 0}, True),
+        ({"num_experts": None}, True),
+        ({"num_experts": [8, 8]}, False),
+        ({"num_experts": [1, 1]}, True),
+        ({}, True),
+        ({"num_experts": 8, "enable_moe_block": False}, True),
+        ({"num_experts": 8, "enable_moe_block": True}, False),
+        ({"num_experts": 8, "is_moe": False}, True),
+    ],
+)
+def test_one_expert_is_no_mixture(given, dense):
+    read = architecture({}, **given)
+    if not dense:
+        huggingface._check_experts(read)
+        return
+    with pytest.raises(UserError, match="a mixture of at least 2 experts"):
+        huggingface._check_experts(read)
+
+
+def test_a_model_type_is_known_without_the_names_of_its_parts():
+    assert huggingface._bases("qwen3_5_moe_text") == ["qwen3_5_moe_text", "qwen3_5_moe"]
+    assert huggingface._bases("qwen3_omni_moe_thinker")[1:] == ["qwen3_omni_moe"]
+    assert huggingface._bases("mixtral") == ["mixtral"]
+    outer = {"model_type": "outer", "text_config": {"model_type": "mixtral", "num_local_experts": 8}, "num_experts": 99}
+    read = huggingface._fields(outer, "here")
+    assert read.kind == "mixtral" and read.count("num_experts") == 8 and "the fields of text_config" in read.notes[0]
 
 
 def test_the_scale_of_weights_is_that_of_the_architectures_field():

@@ -1,5 +1,6 @@
 """What `measure` says of a cell before it starts: the estimate, against stored measurements, and what it warns of."""
 
+import dataclasses
 import math
 import subprocess
 import sys
@@ -316,6 +317,24 @@ def test_a_step_that_outlasts_the_limit_is_said_with_one_that_is_long_enough(cap
         assert int(advice.partition(",")[0]) >= 4 * estimates.estimate(job, platforms.CPU).step > 120
     else:
         assert "--timeout" not in said
+
+
+@pytest.mark.parametrize(("share", "warned"), [(0.4, False), (0.6, True), (1.1, True)])
+def test_a_step_of_more_than_half_of_the_limit_is_warned_of(capsys, monkeypatch, share, warned) -> None:
+    """The estimate may be wrong: a step of six tenths of the limit may outlast it. Of several cells the longest step counts."""
+    monkeypatch.setattr(doctor, "available", lambda _: math.inf)
+    jobs = [job_of(tokens=tokens) for tokens in (64, 1024)]
+    limit = jobs[0].settings.timeout
+    found = {job.cell.key: estimates.estimate(job, platforms.CPU) for job in jobs}
+    steps = dict(zip(found, (share * limit, 0.1 * limit), strict=True))
+    monkeypatch.setattr(
+        estimates, "estimate", lambda job, _: dataclasses.replace(found[job.cell.key], step=steps[job.cell.key])
+    )
+    estimates.announce(jobs, platforms.CPU)
+    said = capsys.readouterr().err
+    assert ("may say nothing for" in said) == warned
+    if warned:
+        assert int(said.split("--timeout ")[1].partition(",")[0]) == 60 * math.ceil(4 * share * limit / 60)
 
 
 def test_the_advice_is_a_limit_that_is_allowed(capsys, monkeypatch) -> None:

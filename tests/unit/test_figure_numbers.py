@@ -4,8 +4,19 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.figures import ceilings, composites, footer, imbalance, row_groups, times, training_points
+from moe_routing_bench.figures import (
+    ceilings,
+    composites,
+    footer,
+    formats,
+    imbalance,
+    row_groups,
+    times,
+    training_points,
+)
+from moe_routing_bench.figures import training_rows as training
 from moe_routing_bench.figures.chart import Chart, Scale, marks
+from moe_routing_kernels.routers.zoo import ZOO
 
 
 def test_parts_of_a_composite_lie_one_after_the_other():
@@ -249,3 +260,83 @@ def test_a_format_that_follows_another_is_not_said():
     assert list(row_groups.labels(frame(one("experts", tokens=8, **formats)))) == ["T8 fp16 weights-int4_g128"]
     plain = frame(one("experts", tokens=8, **formats | {"weights": "fp16", "packed": "fp8_row"}))
     assert list(row_groups.labels(plain)) == ["T8 fp16 packed-fp8_row"]
+
+
+def test_contestants_are_in_the_order_of_the_zoo_not_of_their_names():
+    """The dense model first, what the zoo has not last, and contestants of one rule by name."""
+    first, second, third = sorted(list(ZOO)[:3], reverse=True)
+    place = {name: number for number, name in enumerate(ZOO)}
+    rules = sorted((first, second, third), key=place.__getitem__)
+    names = [*rules, "dense", "another", f"{rules[1]} cf1"]
+    routers = [*rules, "dense", "another", rules[1]]
+    rows = pd.DataFrame({"contestant": names, "router": routers}).sort_values("contestant")
+    found = [name for name, _ in training.ordered(rows)]
+    assert found == ["dense", rules[0], rules[1], f"{rules[1]} cf1", rules[2], "another"]
+    assert [len(group) for _, group in training.ordered(pd.concat([rows, rows[:2]]))].count(2) == 2
+
+
+def test_of_each_number_of_experts_the_first_config_of_most_rules_is_compared():
+    about = {"params": 2e6, "top_k": 2.0, "steps": 1000.0, "tokens_seen": 3e6}
+    rows = pd.DataFrame(
+        [
+            about | {"label": label, "experts": float(experts), "router": router, "seed": seed}
+            for label, experts, routers in (
+                ("late", 32, "ab"),
+                ("few", 8, "a"),
+                ("first", 8, "abc"),
+                ("second", 8, "abd"),
+                ("fewer", 8, "ab"),
+            )
+            for router in routers
+            for seed in (1, 2)
+        ]
+    )
+    found = training.contests(rows)
+    assert [title.partition(":")[0] for title, _ in found] == ["first", "late"]
+    assert found[0][0] == "first: E=8, k=2, 2 M parameters, 1,000 steps, 3 MB (n = 2 seeds)"
+    sizes = rows[rows["label"] == "few"].assign(params=[1e6, 2.5e6], tokens_seen=[1e6, 4e6], seed=7)
+    assert training.describe(sizes) == "few: E=8, k=2, 1 to 2.5 M parameters, 1,000 steps, 4 MB (n = 1 seed)"
+
+
+def test_a_mean_has_no_interval_of_one_seed_and_lacks_what_is_missing():
+    assert training.interval(pd.Series([2.0])) == (2.0, 0.0)
+    mean, half = training.interval(pd.Series([1.0, float("nan"), 3.0]))
+    assert mean == 2.0 and half == pytest.approx(12.706 * 2**0.5 / 2**0.5, rel=1e-4), "t of one degree of freedom"
+    seen = pd.DataFrame({"tokens_seen": [2e6, 1e6, 1e6], "x": [9.0, 1.0, 3.0]})
+    at, means, halves = training.over_tokens(seen, "x")
+    assert (at.tolist(), means.tolist(), halves.tolist()) == (
+        [1.0, 2.0],
+        [2.0, 9.0],
+        [pytest.approx(12.706, rel=1e-4), 0.0],
+    )
+
+
+def test_the_fastest_of_ours_of_each_format_size_and_card():
+    """Whatever the order of rows; formats in the order of their table, those of others left out."""
+    sizes = {"hidden": 64, "intermediate": 32, "experts": 8, "top_k": 2, "dtype": "bf16", "packed": "bf16"}
+
+    def row(name, us, weights, tokens=8, **values):
+        return one("experts", name, **sizes | {"weights": weights, "tokens": tokens, "median_us": us} | values)
+
+    rows = [
+        row("cute", 9.0, "bf16"),
+        row("dequant", 7.0, "int4_g128"),
+        row("cute_quantised", 5.0, "int4_g128"),
+        row("marlin", 1.0, "int4_g128"),
+        row("dequant", 6.0, "int4_g128", gpu_uuid="GPU-2"),
+        row("cute_quantised", 8.0, "int8_g128"),
+        row("dequant", 4.0, "int8_g128", tokens=16),
+        row("cute", 2.0, "bf16", hidden=128),
+    ]
+    found = formats.fastest(formats.with_quantised(frame(*rows)))
+    kept = list(zip(found["tokens"], found["format"], found["card"], found["implementation"], strict=True))
+    order = [name for name in formats.NAMES if name in ("bf16", "int8_g128", "int4_g128")]
+    assert sorted(kept[:4], key=lambda one: order.index(one[1])) == kept[:4], "of 8 tokens, in the order of the table"
+    assert set(kept) == {
+        (8, "bf16", "GPU-1", "cute"),
+        (8, "int4_g128", "GPU-1", "cute_quantised"),
+        (8, "int4_g128", "GPU-2", "dequant"),
+        (8, "int8_g128", "GPU-1", "cute_quantised"),
+        (16, "int8_g128", "GPU-1", "dequant"),
+    }
+    assert len(kept) == 5, "a shape without quantised weights has no format to compare"

@@ -303,6 +303,11 @@ def test_uneven_loads_are_held_against_even_ones_of_the_same_implementation() ->
     assert found.verdict == "reached" and found.measured.startswith("load CV 0.7: 7.0 % [6.")
     assert "load CV 1.7: 18.0 % [" in found.measured and found.measured.count("] (cute)") == 2
     assert line(what, *rows[:3], rows[3] | {"median_us": 130.0, "block_medians_us": [130.0] * 4}).verdict == "missed"
+    lost = {"status": "crashed", "median_us": None, "block_medians_us": None}
+    even, uneven = row("triton", 1.0, **at) | lost, row("triton", 1.0, **at | {"skew": 1.7}) | lost
+    assert line(what, *rows, even, uneven).left_out == "rows without a time: 2", (
+        "even loads are of both cells, and one row"
+    )
     apart = line(what, *rows[:2], *(each | {"gpu_uuid": "GPU-2"} for each in rows[2:]))
     assert (apart.verdict, apart.cells) == ("not comparable", "0 of 2"), "no card has both"
 

@@ -37,6 +37,17 @@ def test_a_cell_is_plain_where_both_weights_and_rows_are():
     assert not platform_charts.plain(cell(packed="fp8_block128"))
 
 
+def test_what_is_not_usual_of_a_cell_is_in_its_panels_name():
+    """Neither sizes nor the seed, which draws other assignments of the same load."""
+    one = cell(seed=5, capacity_factor=1.25, skew=0.0, layout="padded", weights="int4_g128", packed="bf16", top_k=8)
+    said = ["capacity factor 1.25", "layout padded", "weights int4_g128"]
+    assert sorted(platform_charts.unusual(one, ("tokens", "phase"))) == said
+    assert platform_charts.unusual(one, (*platform_charts.LABELS, *platform_charts.FORMATS, "layout")) == [
+        "capacity factor 1.25"
+    ]
+    assert platform_charts.unusual(cell(), ("tokens", "phase")) == []
+
+
 def test_the_fastest_of_several_cells_is_drawn():
     cells = [cell({OURS: us}) for us in (5.0, 3.0, 4.0)]
     (mark,) = platform_charts._fastest("panel", "series", cells, lambda one: one.timed[0])
@@ -61,6 +72,11 @@ def test_a_section_draws_its_widest_bench_with_most_cells():
     assert len(BENCHES["ep_layer"].stages) == len(BENCHES["ep_training"].stages)
     cells = [*ranked, cell(bench="ep_training")]
     assert platform_sections.kept_bench(cells) == "ep_layer"
+    gates = [cell(bench="gate", tokens=count) for count in (1, 2, 3)]
+    assert BENCHES["routing"].stages and not BENCHES["gate"].stages
+    assert platform_sections.kept_bench([*gates, cell(bench="routing")]) == "routing", (
+        "one routing has three gates in it"
+    )
 
 
 def test_panels_are_of_cells_with_several_numbers_of_tokens():

@@ -8,9 +8,23 @@ import pandas as pd
 import pytest
 from rows import frame, one
 
-from moe_routing_bench.report import page, quantised_weights, render, run_pages, seeds, site, words
+from moe_routing_bench.comparison import claim_verdicts, regret
+from moe_routing_bench.config import claims
+from moe_routing_bench.report import (
+    packing,
+    page,
+    quantised_weights,
+    render,
+    row_data,
+    run_pages,
+    section_tables,
+    seeds,
+    site,
+    words,
+)
 from moe_routing_bench.report.document import Dot
 from moe_routing_bench.report.seeds import block_profiles, dispatch, kernels, models, predecessor, products
+from moe_routing_kernels import choices
 
 
 def both(name, one_us, other_us, **values):
@@ -108,10 +122,76 @@ def test_formats_on_the_frontier():
     }
     assert quantised_weights._frontier(group, losses) == {"bf16", "int8_g128", "int4_g128", "e4m3_g128"}
     assert quantised_weights._frontier(group, {}) == set()
+    for slower, snr, kept in ((6.5, 40.0, False), (6.0, 39.0, False), (6.0, 40.0, True), (5.9, 39.0, True)):
+        other = group.assign(median_us=group["median_us"].where(group["format"] != "e4m3_g128", slower))
+        found = quantised_weights._frontier(other, losses | {("e4m3_g128", "bf16"): snr})
+        assert ("e4m3_g128" in found) == kept, "as exact and slower, or as fast and less exact, is beaten"
+        assert found - {"e4m3_g128"} == {"bf16", "int8_g128", "int4_g128"}
     peers = pd.DataFrame({"implementation": ["a", "b"], "median_us": [30.0, 20.0]})
     assert (
         quantised_weights._against(peers, 8.0) == "2.50x b" and quantised_weights._against(peers.iloc[:0], 8.0) == "–"
     )
+
+
+def shape(**values):
+    sizes = {"tokens": 8, "experts": 4, "top_k": 2, "hidden": 64, "intermediate": 32, "activation": "swiglu"}
+    formats = {"dtype": "bf16", "packed": "bf16", "weights": "bf16", "capacity_factor": None, "architecture": "sm_90"}
+    return choices.Shape(**sizes | formats | values)
+
+
+def test_a_choice_is_held_against_the_best_of_ours_and_of_all():
+    """`auto` has a row of its own, whose regret is against the candidates; where it has none there is a dash."""
+    times = {"cute": 10.0, "triton": 12.5, "sonicmoe": 8.0}
+    why = {"cute": "it drifted", "triton": "it drifted", "sonicmoe": "others ran"}
+    entry = choices.Entry("c", "prefill", shape(), times, suspect=why)
+    made = (regret.Choice("triton", 0.25, 0.5625, None), regret.Choice("cute", 0.0, 0.25, "cute_gather"))
+    line = regret.Line(entry, "cute", "sonicmoe", made)
+    found = section_tables._choice(line, "layer T8", pd.Series({"c": 11.0, "d": 99.0}))
+    assert (found.cell, found.key) == ("layer T8", "c")
+    assert (found.best_own, found.best) == ("cute, 10 µs", "sonicmoe, 8 µs")
+    assert found.choices == [("triton", "25.0%", "56.2%"), ("cute", "0.0%", "25.0%")] and found.auto == "10.0%"
+    assert found.notes == "cute_gather has no time here; suspect: it drifted; suspect: others ran"
+    assert section_tables._choice(line, "", pd.Series({"d": 99.0})).auto == "–"
+    met = [regret.Summary("a", 3, mean, worst) for mean, worst in ((0.03, 0.15), (0.0301, 0.15), (0.03, 0.1501))]
+    assert [section_tables._summary(one).met for one in met] == [True, False, False]
+    one = section_tables._summary(met[1])
+    assert (one.what, one.cells, one.mean, one.worst) == ("a", "3 cells", "3.0%", "15.0%")
+
+
+def held(verdict, figure=2.0, ours=1.5, cells=3, unit="x", **values):
+    known = {"id": "i", "who": "w", "source": "s", "statement": verdict, "boundary": "b", "within": 0.1}
+    claim = claims.Claim(**known, figure=figure, unit=unit, not_runnable="no", **values)
+    return claim_verdicts.Held(claim, verdict, ours, cells, "because")
+
+
+def test_claims_that_rows_were_held_against_stand_in_the_order_of_verdicts():
+    """First those that are not reproduced; without a cell there is nothing to show."""
+    order = ("not reproduced", "reproduced", "not held", "held")
+    given = [held(name) for name in ("held", "reproduced", "not held", "not reproduced")]
+    found = section_tables.judged([*given, held("reproduced", cells=0), held("no rows", cells=0)])
+    assert [one.verdict for one in found] == list(order) and {one.hardware for one in found} == {"not said"}
+    one = section_tables.claim_line(held("held", 1234.5, float("nan"), 0, "us", hardware="H100"))
+    assert (one.published, one.ours, one.cells, one.hardware, one.why) == ("1234.5\xa0µs", "–", "–", "H100", "because")
+    one = section_tables.claim_line(held("held", 40, 41.238, 1, "%"))
+    assert (one.published, one.ours, one.cells) == ("40\xa0%", "41.24\xa0%", 1)
+
+
+def test_numbers_of_what_is_stored_with_rows_are_in_their_own_units():
+    values = [(1234.5678, "us"), (0.126, "share"), (57.26, "%"), (1536.04, "MB"), (math.nan, "us")]
+    assert [section_tables._number(*one) for one in values] == ["1,234.57 µs", "13%", "57.3 %", "1,536.0 MB", "–"]
+    row = pd.Series(
+        {
+            "tokens": 4096.0,
+            "hidden": 2048.0,
+            "experts": math.nan,
+            "top_k": 8.0,
+            "dtype": "bf16",
+            "capacity_factor": 1.25,
+        }
+    )
+    assert section_tables._shape(row) == "T=4096 H=2048 k=8 bf16 cf1.25"
+    assert section_tables._shape(row.drop(["dtype", "capacity_factor"])) == "T=4096 H=2048 k=8"
+    assert (section_tables._text("pack_fp8"), section_tables._text(math.nan)) == ("pack fp8", "–")
 
 
 def test_losses_are_those_of_normal_weights():
@@ -351,3 +431,175 @@ def test_without_quantised_weights_there_is_no_section_of_formats(monkeypatch):
         got = render._quantised(matrix, None)
         assert (got and (got.lines, got.bars)) == found
     assert len(seen) == 1 and seen[0][1] == {}
+
+
+def test_samples_are_offsets_from_the_median_of_their_row(monkeypatch):
+    """In hundredths of a percent, in their order; of many every second or third is kept, and of many rows fewer."""
+    row = {"median_us": 20.0, "samples_us": [20.0, 19.0, 30.0004], "set_aside_samples_us": [40.0]}
+    without = [
+        row | change
+        for change in ({"median_us": None}, {"median_us": math.nan}, {"median_us": 0.0}, {"samples_us": None})
+    ]
+    found = row_data.samples([row, *without, row | {"set_aside_samples_us": None}])
+    assert found == {
+        "scale": 10_000,
+        "rows": [
+            {"every": 1, "at": [0, -500, 5000], "aside": [10_000]},
+            *[None] * 4,
+            {"every": 1, "at": [0, -500, 5000]},
+        ],
+    }
+    monkeypatch.setattr(row_data, "MOST", 4)
+    monkeypatch.setattr(row_data, "LEAST", 2)
+    times = [20.0 + n for n in range(9)]
+    (many,) = row_data.samples([row | {"samples_us": times[:8], "set_aside_samples_us": times}])["rows"]
+    assert (many["every"], many["at"], many["aside"]) == (2, [0, 1000, 2000, 3000], [0, 1500, 3000])
+    monkeypatch.setattr(row_data, "ALTOGETHER", 9)
+    (few, *_) = row_data.samples([row | {"samples_us": times}] * 3)["rows"]
+    assert (few["every"], few["at"]) == (3, [0, 1500, 3000]), "nine samples of three rows"
+    (least, *_) = row_data.samples([row | {"samples_us": times}] * 9)["rows"]
+    assert (least["every"], least["at"]) == (5, [0, 2500])
+
+
+def test_a_row_has_one_name_in_every_run_and_cells_and_implementations_have_others():
+    names = [{"bench": bench, "cell": cell, "implementation": name} for bench in "ab" for cell in "cd" for name in "ef"]
+    found = [row_data.row_id(row | {"median_us": number}) for number, row in enumerate(names)]
+    assert len(set(found)) == 8 and {len(name) for name in found} == {10}
+    assert found == [row_data.row_id(row) for row in names]
+
+
+@pytest.mark.parametrize(
+    ("time", "said"),
+    [
+        ("2026-11-28T10:11:12.345+00:00", "2026-11-28T10:11:12+00:00"),
+        ("2026-11-28T10:11:12+00:00", "2026-11-28T10:11:12+00:00"),
+        ("2026-11-28T10:11:12.999Z", "2026-11-28T10:11:12Z"),
+        ("", ""),
+        (None, None),
+    ],
+)
+def test_times_of_day_are_to_the_second(time, said):
+    assert row_data._to_the_second(time) == said
+
+
+@pytest.mark.parametrize(
+    ("values", "kept"),
+    [
+        ([3, 3, 3], {"all": 3}),
+        ([1, 2, 3], {"each": [1, 2, 3]}),
+        (["a", "b", "a"], {"each": ["a", "b", "a"]}),
+        (["a long text"] * 3 + ["another"], {"of": ["a long text", "another"], "at": [0, 0, 0, 1]}),
+        ([1, True, 1.0, None], {"each": [1, True, 1.0, None]}),
+    ],
+)
+def test_a_column_is_kept_in_the_fewest_bytes(values, kept):
+    found = packing.packed(values)
+    assert list(map(repr, packing.unpacked("x", {"x": found}, len(values)))) == list(map(repr, values))
+    assert found == kept and repr(found) == repr(kept)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (123456.7, 123460.0),
+        (0.000123456, 0.00012346),
+        (2.0, 2),
+        (math.inf, None),
+        (math.nan, None),
+        (2**53 - 1, 2**53 - 1),
+        (2**53, str(2**53)),
+        (-(2**53), str(-(2**53))),
+        (np.int64(7), 7),
+        (np.float64(0.25), 0.25),
+        ([("a", 1.000004), ("b", None)], {"a": 1, "b": None}),
+        (True, True),
+    ],
+)
+def test_a_value_is_fit_for_javascript(value, said):
+    """Five digits, no number that it lacks, and whole numbers beyond 2**53 as texts."""
+    found = packing.plain(value)
+    assert found == said and type(found) is type(said)
+
+
+def test_differences_of_columns_are_in_units_of_the_last_of_five_digits():
+    base = packing.Column(pd.Series([100.0, 2.5, 0.031, 7.0]))
+    other = packing.Column(pd.Series([101.5, 2.4998, 0.0310012, math.nan]))
+    found = packing.differences(other, "median_us", base)
+    assert found == {"near": "median_us", "by": [150, -2, 1, None]}
+    columns = {"median_us": {"each": [100, 2.5, 0.031, 7]}, "ci_high_us": found}
+    assert packing.unpacked("ci_high_us", columns, 4) == [101.5, 2.4998, 0.031001, None]
+
+
+def test_a_scale_is_logarithmic_where_its_ends_are_far_apart():
+    """More than three times apart and above zero: then equal ratios are equally far."""
+    for least, most, logarithmic in (
+        (10.0, 30.0, False),
+        (10.0, 31.0, True),
+        (0.0, 100.0, False),
+        (-1.0, 100.0, False),
+    ):
+        place = page._scale(least, most, 0.0, 100.0)
+        assert (place(least), place(most)) == ("0.0", "100.0")
+        middle = math.sqrt(least * most) if logarithmic else (least + most) / 2
+        assert place(middle) == "50.0"
+    assert page._scale(5.0, 5.0, 20.0, 60.0)(5.0) == "20.0", "of one value all are at the left"
+
+
+def test_a_page_says_of_what_its_rows_were_measured():
+    """Each commit once, with its version, days and cards; changes only where the tree had some."""
+    about = {"gpu_name": "H200", "gpu_uuid": "GPU-12345678-9", "cpu_model": "c", "device": "d"}
+    days = {"started_at": "2026-11-22T10:00", "ended_at": "2026-11-23T09:00"}
+    rows = [about | days | {"git_sha": "a" * 40, "git_dirty": dirty} for dirty in (False, False, None, True)]
+    rows[3] |= {"started_at": "2026-11-24T01:00", "ended_at": "2026-11-24T02:00"}
+    card = "on H200 (GPU-12345678)"
+    one_commit = words.measured(pd.DataFrame(rows[:2]), {"a" * 40: "1.2.0"})
+    assert one_commit == f"Measured by version 1.2.0, commit aaaaaaa (2026-11-22 to 2026-11-23), {card}."
+    assert words.measured(pd.DataFrame(rows), said="Taken") == (
+        f"Taken by commit aaaaaaa (2026-11-22 to 2026-11-23), {card}: 2 rows; by commit aaaaaaa (2026-11-22 to 2026-11-23), {card}: "
+        f"1 row; by commit aaaaaaa with changes (2026-11-24), {card}: 1 row."
+    )
+    assert words.measured(pd.DataFrame(rows[:0])) == ""
+    frame_ = pd.DataFrame(
+        {
+            "status": ["ok", "crashed", "ok", "ok"],
+            "bench": ["a", "a", "b", "b"],
+            "cell": list("xxxy"),
+            "suspect": [True, True, False, None],
+        }
+    )
+    assert words.scope(frame_) == "4 rows, 3 of them with a time, of 3 cells."
+    assert words.suspects(frame_) == "1 of 3 rows with a time is suspect" and words.suspects(frame_[1:]) == ""
+    assert words.suspects(frame_.assign(suspect=True)) == "3 of 3 rows with a time are suspect"
+
+
+def test_a_published_row_says_how_many_ranks_its_layer_was_spread_over():
+    line = {
+        "model": "m",
+        "tokens": 64,
+        "weights": "bf16",
+        "package": "p",
+        "version": "1",
+        "kernel": "k",
+        "published_us": 1234.0,
+    }
+    line |= {
+        "implementation": "cute",
+        "here_us": 20.0,
+        "ratio": 0.5,
+        "status": "reproduced",
+        "why": "",
+        "ours": None,
+        "ours_us": math.nan,
+    }
+    for ranks, model in ((1, "m"), (2, "m, one of 2 ranks"), (8, "m, one of 8 ranks")):
+        found = section_tables._published_texts(line | {"tensor_parallel": ranks})
+        assert found[:7] == [model, "64", "bf16", "p", "1", "k", "1,234 µs"]
+        assert found[7:] == ["cute", "20 µs", "0.50x", "reproduced", "–", "–"]
+    absent = line | {
+        "tensor_parallel": 1,
+        "implementation": None,
+        "here_us": math.nan,
+        "ratio": math.nan,
+        "why": "lacking",
+    }
+    assert section_tables._published_texts(absent)[7:11] == ["–", "–", "–", "reproduced: lacking"]

@@ -22,6 +22,7 @@ from moe_routing_bench import study
 from moe_routing_bench.grid.cell import Cell, Job, Settings, canonical, spec_hash
 from moe_routing_bench.grid.run_spec import Adaptation, Run, content_sha256, documents
 from moe_routing_bench.quality import adaptation_rows, run_rows
+from moe_routing_bench.quality.code import adaptation_files, training_files
 from moe_routing_bench.quality.plan import Plan
 from moe_routing_bench.store import (
     archive,
@@ -672,6 +673,95 @@ def test_training_is_done_where_a_file_is_of_the_spec_and_of_todays_code(tmp_pat
     assert (trained.what, trained.asked, trained.done, trained.other_code) == ("training runs done", 4, 1, 1)
     assert (timed.what, timed.asked, timed.done, timed.other_code) == ("timings done", 2, 1, 1)
     assert adaptation_rows.SCHEMA.names[0] == "schema_version"
+
+
+def test_adaptations_are_held_against_code_of_their_own(tmp_path, monkeypatch):
+    """An edit of what trains adapters alone makes adaptations stale and no run; only kinds that are asked for have a line."""
+    monkeypatch.chdir(tmp_path)
+    codes = {tuple(files_of()): name for name, files_of in (("r", training_files), ("a", adaptation_files))}
+    assert len(codes) == 2
+    monkeypatch.setattr(progress, "fingerprint", lambda files: codes[tuple(files)])
+    adaptations = [Adaptation(dataclasses.replace(RUN, seed=seed), "base", "S", rank=2) for seed in range(5)]
+    pilot, *finals = adaptations
+    plan = Plan(adaptation_pilots={pilot.name: pilot}, adaptations={one.name: one for one in finals})
+    for one, code, spec in (
+        (pilot, "a", pilot.spec),
+        (finals[0], "r", finals[0].spec),
+        (finals[1], "a", "other"),
+        (finals[2], "a", finals[2].spec),
+    ):
+        known = {"schema_version": run_rows.SCHEMA_VERSION, "code_fingerprint": code, "router": "softk"}
+        path = paths.perft_file("cpu", one.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        run_rows.write(path, [known], spec, adaptation_rows.SCHEMA)
+    (found,) = progress.of_training(plan, "cpu")
+    assert (found.what, found.asked, found.done, found.other_code) == ("adaptations done", 5, 2, 1)
+    known = {"schema_version": run_rows.SCHEMA_VERSION + 1, "code_fingerprint": "a", "router": "softk"}
+    run_rows.write(paths.perft_file("cpu", finals[3].name), [known], finals[3].spec, adaptation_rows.SCHEMA)
+    (found,) = progress.of_training(plan, "cpu")
+    assert (found.done, found.other_code, len(found.newer)) == (2, 1, 1), "what a newer version wrote is not done"
+    assert progress.of_training(Plan(), "cpu") == []
+
+
+@pytest.mark.parametrize(("wrong", "more"), [(4, []), (5, []), (6, ["and 1 more"]), (9, ["and 4 more"])])
+def test_of_rows_that_need_attention_five_are_said(wrong, more, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths.measurements("cpu").parent.mkdir(parents=True)
+    paths.measurements("cpu").touch()
+    about = {"bench": "gate", "cell": "c", "suspect": False}
+    rows_ = [about | {"implementation": "a", "status": "ok", "converged": True}]
+    rows_ += [about | {"implementation": f"i{n}", "status": "crashed", "reason": "x"} for n in range(wrong)]
+    table = pa.Table.from_pylist([dict.fromkeys(records.COLUMNS) | one for one in rows_], records.SCHEMA)
+    monkeypatch.setattr(progress.records, "read", lambda path: table)
+    head, *lines = progress.closing("cpu").splitlines()
+    assert head == f"Rows: {wrong} crashed, 1 ok" if wrong > 1 else "Rows: 1 ok, 1 crashed"
+    assert [line.strip() for line in lines] == [f"gate c i{n}: crashed: x" for n in range(min(wrong, 5))] + more
+
+
+def test_codes_of_today_are_read_once_for_each_bench_and_set_of_plugins(monkeypatch):
+    """A row's code is both: an edit of its plug-in alone makes it older."""
+    asked = []
+    fake = {
+        name: SimpleNamespace(code_fingerprint=lambda name=name: asked.append(name) or f"of {name}") for name in "ab"
+    }
+    monkeypatch.setattr(progress, "BENCHES", fake)
+    monkeypatch.setattr(progress.plugins, "references", lambda job: job.plugins)
+    monkeypatch.setattr(progress.plugins, "fingerprint", lambda job: asked.append(job.plugins) or "+".join(job.plugins))
+    of = progress._codes()
+    jobs = [
+        SimpleNamespace(cell=SimpleNamespace(bench=b), plugins=p)
+        for b, p in (("a", ()), ("b", ("x",)), ("a", ("x", "y")))
+    ]
+    assert [of(job) for job in [*jobs, *jobs]] == [("of a", None), ("of b", "x"), ("of a", "x+y")] * 2
+    assert sorted(map(str, asked)) == sorted(map(str, ["a", "b", ("x",), ("x", "y")]))
+    row = {"code_fingerprint": "c", "plugin_fingerprint": "p", "status": "ok"}
+    assert progress._code(row) == ("c", "p") != progress._code(row | {"plugin_fingerprint": None})
+
+
+def test_a_request_is_the_given_config_or_the_one_that_was_run_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    grid = [{"benches": ["gate"], "tokens": [4], "experts": [4], "top_k": [2]}]
+    paths.CONFIG.parent.mkdir()
+    paths.CONFIG.write_text(json.dumps({"platform": "nvidia-h200", "grid": grid}))
+    found, folder, source = study.config_or_last(None, None, None, None)
+    assert (found["grid"][0]["tokens"], folder, source) == ([4], "nvidia-h200", None)
+    assert found["seed"] == 17 and found["device"] == "auto", "defaults are filled in"
+    study.last("nvidia-h200").parent.mkdir(parents=True)
+    study.last("nvidia-h200").write_text(json.dumps({"grid": [grid[0] | {"tokens": [8]}]}))
+    found, _, source = study.config_or_last(None, None, None, None)
+    assert (found["grid"][0]["tokens"], source) == ([8], str(study.last("nvidia-h200")))
+    own = tmp_path / "own.yaml"
+    own.write_text(json.dumps({"grid": [grid[0] | {"tokens": [2]}]}))
+    found, folder, source = study.config_or_last([paths.CONFIG, own], None, "nvidia-h200", "named")
+    assert (found["grid"][0]["tokens"], folder, source) == ([2], "nvidia-h200.named", f"{paths.CONFIG}, {own}")
+    with pytest.raises(UserError, match="together with --config"):
+        study.effective([own], "{}")
+    for text, says in (("[1]", "a JSON object"), ("{", "one JSON text")):
+        with pytest.raises(UserError, match=says):
+            study.effective(None, text)
+    asked = []
+    monkeypatch.setattr(study.presets, "load", lambda path, own: asked.append(own) or {})
+    assert [job.cell.tokens for job in study.jobs_of(found | {"models": "mine.yaml"})] == [2] and asked == ["mine.yaml"]
 
 
 def test_rows_that_need_attention_and_times_that_are_doubted(tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ be fetched is left out, with the reason.
 
 import fnmatch
 import gzip
-import html
 import io
 import json
 import re
@@ -199,7 +198,7 @@ def _text(name: str, content: bytes) -> str:
     if name.endswith((".html", ".htm")):
         page = _Page()
         page.feed(text)
-        return html.unescape("".join(page.parts))
+        return "".join(page.parts)
     return "\n".join(_strings(json.loads(text))) if name.endswith(".json") else text
 
 
