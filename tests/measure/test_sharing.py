@@ -88,3 +88,33 @@ def test_a_tensor_in_a_file_is_read_whole_or_not_at_all():
     with pytest.raises(ValueError, match="24 bytes of 28"):
         sharing.read(descriptor, 8, torch.int32, (7,))
     os.close(descriptor)
+
+
+def test_as_many_sets_take_part_as_the_judge_asks_for(sets):
+    """All are bound, whatever the number before."""
+    bound, (stacked, shared, descriptors) = runner.Bound(JOB, "torch_loop", "cpu", 0), sets.handles()
+    said = bound._bind(runner.Sets(stacked, shared), list(descriptors))
+    assert said["sets"] == len(sets) and said["rotations"] == 1 and not said["launched"]
+    for count in (3, 5):
+        bound._limit(count)
+        assert len(bound._rotation.calls) == count and bound._rotation.calls[0] is bound._bound[0]
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_the_runner_of_a_gpu_says_whether_it_launches_calls_one_by_one(captured, sets, monkeypatch):
+    """Then the judge chooses how many sets take part; a graph holds all."""
+    rotation = runner.GraphRotation.__new__(runner.GraphRotation) if captured else None
+
+    def on_gpu(calls, interval_us):
+        if rotation is None:
+            return runner.Rotation(calls)
+        rotation.calls, rotation.rotations = calls, 7
+        return rotation
+
+    here = runner.Target.here()
+    monkeypatch.setattr(runner.Target, "here", lambda device: here)
+    monkeypatch.setattr(runner, "on_gpu", on_gpu)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    bound, (stacked, shared, descriptors) = runner.Bound(JOB, "torch_loop", "cuda", 0), sets.handles()
+    said = bound._bind(runner.Sets(stacked, shared), list(descriptors))
+    assert (said["sets"], said["rotations"], said["launched"]) == (len(sets), 7 if captured else 1, not captured)
