@@ -183,7 +183,7 @@ def left_over(text: str, table: pd.DataFrame) -> list[str]:
 
 
 POWER = re.compile(
-    rf"noise of a run (?P<noise>{N}) bits per byte; with a power of 80% an effect of (?P<effect>{N}) is told apart, and equal rules are shown equivalent within {N} by (?P<one>\S+) seeds for one pair, "
+    rf"noise of a run (?P<noise>{N}) bits per byte; with a power of 80% an effect of (?P<effect>{N}) is told apart, and equal rules are shown equivalent within (?P<margin>{N}) by (?P<one>\S+) seeds for one pair, "
     rf"(?P<last>\S+) for the last of (?P<pairs>\d+)(?:\. Runs further from rule \+ seed than normal noise explains \(Rosner's test\): (?P<runs>.*?); (?P<far>\d+) of (?P<of>\d+)\. "
     rf"The tests keep them\. Without: noise (?P<rest>{N}), pairs (?P<different>\d+) different, (?P<equivalent>\d+) equivalent, (?P<undecided>\d+) undecided)?"
 )
@@ -211,7 +211,7 @@ def power(text: str, runs: pd.DataFrame) -> list[str]:
     reach = stats.studentized_range.ppf(0.95, rules, found.freedom) / math.sqrt(2) + stats.t.ppf(0.8, found.freedom)
     numbers: dict[str, Any] = {
         "noise": found.noise, "effect": reach * told["error"].median(), "pairs": rules * (rules - 1) / 2,
-        "one": _seeds(found.noise, rules, 1), "last": _seeds(found.noise, rules, count),
+        "margin": MARGIN, "one": _seeds(found.noise, rules, 1), "last": _seeds(found.noise, rules, count),
     }  # fmt: skip
     far = outliers(runs)
     if m["far"]:

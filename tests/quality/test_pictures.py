@@ -304,6 +304,9 @@ def test_pairs_of_the_page_are_joined_by_seed(trained: pd.DataFrame) -> None:
     assert seeds.groupby("join")["x"].agg(list).to_dict() == {"1": ["linear", "mlp"], "2": ["linear", "mlp"]}
     assert list(means["y"]) == pytest.approx(list(seeds.groupby("x")["y"].mean())) and means["join"].nunique() == 2
     assert list(means["says"]) == ["mean over n = 2 seeds"] * 2
+    assert all(re.fullmatch(r"\d\.\d{3} ± \d\.\d{3}", text) for text in means["text"])
+    alone = training_lines.networks(trained[trained["seed"] == 1]).marks
+    assert [re.fullmatch(r"\d\.\d{3}", text) is not None for text in alone["text"].dropna()] == [True] * 2
     modes = training_lines.train_modes(trained)
     labels = [modes.scales(panel)[1].label for panel in modes.marks["panel"].unique()]
     assert labels == ["bits between expert and domain", "validation bits per byte (less is better)"]
@@ -320,6 +323,9 @@ def test_specialisation_of_the_page_is_in_classes(trained: pd.DataFrame) -> None
     found = drawn.marks
     softk = found[found["panel"].str.startswith("softk:")]
     assert len(softk) == 2 * 2 * 4 and list(softk["x"].iloc[:4]) == ["1", "2", "3", "4"]
+    alone = expert_domains.specialisation(trained[trained["seed"] == 1]).marks["panel"]
+    assert not alone.str.contains("±").any() and alone.str.endswith(" bits (n = 1)").all(), "one seed has no interval"
+    assert softk["panel"].str.fullmatch(r"softk: -?\d\.\d{3} ± \d\.\d{3} bits \(n = 3\)").all()
     first = [float(said.removesuffix("x")) for said in softk["says"].iloc[:4]]
     assert first == sorted(first, reverse=True)
     ratios = (0.5, 0.51, 0.79, 0.81, 1.24, 1.26, 1.99, 2.0)

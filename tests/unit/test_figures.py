@@ -14,6 +14,7 @@ from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.figures import FIGURES, ceilings, composites, matrices, palette, panels, paper, row_groups
+from moe_routing_bench.figures.chart import Chart, Scale, marks
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +80,20 @@ def test_long_names_are_whole_in_pixels_too(tmp_path):
     paper.save(figure, tmp_path / "a.svg", tmp_path / "a.png")
     figure.set_dpi(150)
     assert axes.get_yticklabels()[0].get_window_extent().x0 >= 0
+
+
+@pytest.mark.parametrize("series", ["softk", "deepseek_v4_hash+sqrtsoftplus_renorm"])
+def test_the_title_of_a_panel_ends_before_the_legend(series):
+    """Beside long names, too, and no sooner than it has to."""
+    title = "a0: E=8, k=2, 20.1 to 38.9 M parameters, 3,050 steps, 50 MB (n = 5 seeds), capacity factor 1.25, trained with it"
+    made = marks([{"panel": title, "series": name, "x": 1.0, "y": name} for name in dict.fromkeys((series, "softk"))])
+    colors = dict.fromkeys(made["series"], "#000000")
+    chart = Chart("dots", Scale("bits"), Scale("", "names"), made, colors, frame(one("gate", "torch", median_us=1.0)))
+    figure = paper.drawn(chart, "Bits lost")
+    figure.canvas.draw()
+    legend, (axes,) = figure.legends[0].get_window_extent(), figure.axes
+    drawn = axes._left_title.get_window_extent()
+    assert 0.6 * (legend.x0 - drawn.x0) < drawn.width < legend.x0 - drawn.x0
 
 
 def test_a_million_has_no_exponent_beside_numbers_that_have_none():

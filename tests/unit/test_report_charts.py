@@ -105,6 +105,16 @@ def test_a_matrix_of_many_columns_scrolls_on_a_phone(tmp_path):
     assert gate["above"], "the only line's name stands above its cells"
 
 
+def test_what_a_cell_of_a_matrix_says_is_within_it(ask):
+    """With the mark of a warm cache, in however many columns: letters have the colour of the page and are lost beside their cell."""
+    found = ask("""const looks = new Map([["same", {light: "#000", dark: "#fff"}]]), chart = {kind: "matrix", x: {kind: "names"}, y: {kind: "names"}, marks: {}};
+        const out = (room, count, says, doubt) => { const marks = Array.from({length: count}, (_, i) => ({panel: "gate", series: "same", x: `kernel${i}`, y: "T16384 E128 k2", says, doubt})), svg = panelOf(chart, marks, room, looks); document.body.append(svg);
+            const [cells, texts] = ["cell] rect", "text] text"].map(name => all(`[aria-label=${name}`, svg).filter(one => name[0] === "c" || one.textContent.startsWith(says)).map(one => one.getBoundingClientRect()).sort((a, b) => a.left - b.left));
+            return texts.length === count && cells.length === count && texts.every((one, i) => one.left >= cells[i].left && one.right <= cells[i].right); };
+        return [[343, 8, "0.05x", "L2 may be warm"], [343, 11, "12.3x", "L2 may be warm"], [343, 8, "5.03x", null], [343, 2, "5.03x", "L2 may be warm"], [700, 12, "0.79x", "L2 may be warm"]].map(one => out(...one));""")
+    assert found == [True] * 5
+
+
 def test_no_heading_of_a_matrix_is_cut_off_beside_it(ask):
     """However long the name over the last column is, and however narrow the panel."""
     found = ask("""const marks = ["torch_loop", "torch_grouped_mm"].map(x => ({panel: "experts", series: "same", x, y: "T256 H128 I256 E8 k2", says: "1.00x"}));

@@ -59,7 +59,7 @@ def _heading(name: str, runs: pd.DataFrame) -> str:
     """A router with the mutual information of expert and domain, mean over layers and seeds."""
     bits = [mean_bits(loads) for loads in runs["load_by_domain"]]
     mean, half = training_rows.interval(pd.Series(bits))
-    return f"{name}: {mean:z.3f} ± {half:.3f} bits (n = {len(bits)})"
+    return f"{name}: {training_rows.said(mean, half, len(bits), 'z')} bits (n = {len(bits)})"
 
 
 def _class(ratio: float) -> str:

@@ -54,9 +54,10 @@ def drawn(chart: Chart, title: str, source: str = "measurements") -> Figure:
     heights = [_height(chart, group) for _, group in groups] if across == 1 else [tall] * down
     alone = 12 if chart.marks["aside"].notna().any() else 10
     width = alone if across == 1 else 1.5 + (6.2 if chart.named else 4.2) * across
+    letters = _letters(chart, width) if across == 1 else 110 // across
     figure, panels = canvas(down, across, width, sum(heights) + 1.4, height_ratios=heights)
     for axes, (name, group) in zip(panels, groups, strict=False):
-        axes.set_title(textwrap.fill(name, 110 // across, break_on_hyphens=False), fontsize=8, loc="left")
+        axes.set_title(textwrap.fill(name, letters, break_on_hyphens=False), fontsize=8, loc="left")
         panel(axes, chart, group)
     if chart.shared:
         share(0, [(axes, chart.scales(name)[0]) for axes, (name, _) in zip(panels, groups, strict=False)])
@@ -81,6 +82,14 @@ def _empty(axes: Axes, reason: str) -> None:
     axes.set_axis_off()
     text = textwrap.fill(f"no data: {reason}", _LETTERS)
     axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes)
+
+
+def _letters(chart: Chart, width: float) -> int:
+    """How many letters a line of a panel's title has room for, between names on the left and the legend."""
+    beside = max(map(len, chart.colors), default=0) * (not chart.named)
+    if chart.y.kind == "names":
+        beside += max(len(str(name)) for name in chart.marks["y"])
+    return min(110, int((72 * width - 0.58 * 7 * beside - 52) / (0.58 * 8)))
 
 
 def _across(chart: Chart, panels: int) -> int:

@@ -119,7 +119,7 @@ def _records(panel: str, rows: pd.DataFrame, key: str, names: Sequence[str], col
     ]
     for name in names:
         mean, half = training_rows.interval(by_seed[name])
-        says = f"mean over n = {by_seed[name].notna().sum()} seeds"
+        seeds = int(by_seed[name].notna().sum())
         found.append(
             {
                 "panel": panel,
@@ -128,8 +128,8 @@ def _records(panel: str, rows: pd.DataFrame, key: str, names: Sequence[str], col
                 "y": mean,
                 "low": mean - half,
                 "high": mean + half,
-                "says": says,
-                "text": f"{mean:.3f} ± {half:.3f}",
+                "says": f"mean over n = {seeds} seeds",
+                "text": training_rows.said(mean, half, seeds),
                 "join": name,
             }
         )

@@ -84,6 +84,11 @@ def interval(values: pd.Series) -> tuple[float, float]:
     return float(kept.mean()), float(np.nan_to_num(statistics.mean_half_width(kept)))
 
 
+def said(mean: float, half: float, seeds: int, sign: str = "") -> str:
+    """A mean over seeds with half of its interval, of which one seed has none."""
+    return f"{mean:{sign}.3f} ± {half:.3f}" if seeds > 1 else f"{mean:{sign}.3f}"
+
+
 def over_tokens(rows: pd.DataFrame, column: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bytes trained on (in millions), and at each the mean over seeds and half of its 95 % interval."""
     groups = [(tokens / 1e6, *interval(group)) for tokens, group in rows.groupby("tokens_seen")[column]]

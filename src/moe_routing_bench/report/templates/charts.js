@@ -1,5 +1,5 @@
 // Figures that the page draws from their marks, with Observable Plot: hover, links to rows, series that can be switched off, numbers as a table.
-const charts = page.charts, tall = 250, line = 20, column = 36, tinted = new Map();
+const charts = page.charts, tall = 250, line = 20, tinted = new Map();
 function marksOf(chart) {
   return Array.from({length: chart.count}, (_, i) => Object.fromEntries(Object.entries(chart.marks).map(([name, held]) => [name, at(held, i)])));
 }
@@ -33,6 +33,7 @@ const opacityOf = mark => isDoubtful(mark) ? 0.5 : 1;
 function panelOf(chart, marks, room, looks, view) {
   const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, longest = Math.max(0, ...(names ?? []).map(name => name.length));
   const heads = chart.kind === "matrix" ? [...new Set(marks.map(mark => mark.x))] : [];
+  const within = mark => `${mark.says}${isWarm(mark) ? "‡" : ""}`, column = 7.4 * Math.max(0, ...heads.length ? marks.map(mark => within(mark).length) : []) + 3;  // has room for what a cell says
   const narrow = names && (longest * 6.2 > room * 0.4 || chart.kind === "matrix" && room - longest * 6.2 < 60 * heads.length), under = narrow ? line : 0, left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
   const wide = Math.max(room, heads.length && left + column * heads.length + asideOf(heads, column * heads.length));  // a panel that needs more scrolls
   const down = names ? (narrow ? 2 : 1) * line * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
@@ -53,7 +54,7 @@ function panelOf(chart, marks, room, looks, view) {
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
     height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, narrow), Plot.cell(marks, {x: "x", y: "y", fill, fillOpacity: mark => isDoubtful(mark) ? 0.38 : 1, inset: 0.5, insetTop: under, title, href}),
-      Plot.text(marks, {x: "x", y: "y", text: mark => `${mark.says}${isWarm(mark) ? "‡" : ""}`, dy: under / 2, fill: mark => isDoubtful(mark) ? "var(--ink)" : "var(--page)", pointerEvents: "none"})]});
+      Plot.text(marks, {x: "x", y: "y", text: within, dy: under / 2, fill: mark => isDoubtful(mark) ? "var(--ink)" : "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
   const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30, clip: false}));
   const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
