@@ -1,7 +1,11 @@
 """Which times are doubted: planted ones, those of a published table that its authors could not explain, and no others."""
 
+import multiprocessing
+import os
+import signal
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,10 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from moe_routing_bench.comparison import anomalies
+from moe_routing_bench.comparison import anomalies, ratios, recomputed, verdicts
+from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.report.seeds.kernels import as_rows
 from moe_routing_bench.store import records
+from moe_routing_kernels.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 STORED = sorted(ROOT.glob("results/nvidia-h200*/measurements.parquet"))
@@ -227,6 +233,35 @@ def test_a_second_time_of_other_rows_counts_for_nothing() -> None:
     for again in (old, None):
         row = anomalies.with_anomalies(stored(), again).to_pylist()[0]
         assert (row["again"], row["again_us"], row["suspect"]) == ("not measured again", None, True)
+
+
+def halved(table: pa.Table) -> pa.Table:
+    """The rows after a rule of another column."""
+    return replaced(table, {"ci_low_us": [5.0] * len(table)})
+
+
+def test_a_child_finds_what_this_process_would_while_other_rules_run(monkeypatch: Any) -> None:
+    alone = anomalies.with_anomalies(halved(stored()), second())
+    monkeypatch.setattr(anomalies, "_MANY_ROWS", 1)
+    assert anomalies.with_anomalies(stored(), second(), [halved]).equals(alone, check_metadata=True)
+    assert alone["anomaly"][0].as_py() and not multiprocessing.active_children()
+
+
+def test_a_child_that_is_killed_or_has_no_use_is_not_left(monkeypatch: Any) -> None:
+    monkeypatch.setattr(anomalies, "_MANY_ROWS", 1)
+    with pytest.raises(ZeroDivisionError):
+        anomalies.with_anomalies(stored(), None, [lambda _: 1 / 0])
+    monkeypatch.setattr(anomalies, "_doubts", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(UserError, match="looks for times in doubt: got 'a death'"):
+        anomalies.with_anomalies(stored(), None)
+    assert not multiprocessing.active_children()
+
+
+def test_other_rules_neither_write_what_is_read_of_times_in_doubt_nor_read_what_is_said_of_these() -> None:
+    rules = (recomputed, ratios, verdicts)
+    read, written = {*anomalies._READ, *anomalies._ROW}, {*anomalies._TOLD}
+    of_rules = [{*recomputed._WRITTEN}, {*ratios._TOLD}, {"noise_floor", "verdict", "best_verdict"}]
+    assert not read & set().union(*of_rules) and not written & set().union(*(rule._READ for rule in rules))
 
 
 def test_all_axes_are_of_a_part_that_neighbours_know() -> None:

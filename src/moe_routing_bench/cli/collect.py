@@ -41,10 +41,8 @@ def collect(
     recomputed, ratios, verdicts, anomalies = _comparisons()
     again = paths.again(platform)
     second = companions.rows(again, anomalies.SECONDS) if companions.is_there(again) else None
-    table = recomputed.with_intervals(table)
-    table = ratios.with_baselines(table)
-    table = verdicts.with_verdicts(table)
-    table = anomalies.with_anomalies(table, second)
+    rules = (recomputed.with_intervals, ratios.with_baselines, verdicts.with_verdicts)
+    table = anomalies.with_anomalies(table, second, rules)
     write_table(out, table)
     print(f"wrote {out}: {len(table)} rows of {len(jobs)} cells, {counts(table['status'].to_pylist())}")
     for row in table.select(["bench", "implementation", "cell", "anomaly", "again"]).to_pylist():

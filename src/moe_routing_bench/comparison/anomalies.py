@@ -7,9 +7,14 @@ what both cells need, time t at the neighbour allows t to r t here. A time is im
 `LEAST_NEIGHBOURS` allow, each widened by `FACTOR` both ways. One outlier among the neighbours is outvoted.
 """
 
+import contextlib
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -19,6 +24,7 @@ import pyarrow as pa
 from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.quantities import us
+from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats import QUANTISED
 
 FACTOR = 3.0  # rows of one H200 stay within 2.1 of what their neighbours allow
@@ -30,6 +36,8 @@ AGREE = 1.1  # what two measurements of one row may differ by
 # Share of the cells: where more are in doubt, the machine is, and all are suspect.
 REPEATED, LEAST_REPEATED = 0.05, 3
 CONFIRMED = "confirmed"
+_Rule = Callable[[pa.Table], pa.Table]
+_MANY_ROWS = 2000  # which take longer than a child to start
 _ROW = ["cell_hash", "implementation"]
 _TOLD = ("anomaly", "again", "again_us", "again_ci_low_us", "again_ci_high_us", "suspect", "suspect_reason")
 AGAIN = dict.fromkeys((*_ROW, "status", "gpu_uuid"), pa.string()) | dict.fromkeys(
@@ -145,11 +153,40 @@ def seconds(first: pd.DataFrame, again: Sequence[Mapping[str, Any]]) -> pa.Table
     return pa.Table.from_pylist(found, SECONDS)
 
 
-def with_anomalies(table: pa.Table, again: pa.Table | None) -> pa.Table:
+def with_anomalies(table: pa.Table, again: pa.Table | None, others: Sequence[_Rule] = ()) -> pa.Table:
     """The rows with `anomaly`, and of those in doubt what the second measurement says in `again`, as `seconds` keeps it.
 
-    A row in doubt that a second measurement does not confirm is suspect. Other columns stay as they are.
+    A row in doubt that a second measurement does not confirm is suspect. Other columns stay as they are, but for what `others` make of
+    them, in their order: rules that neither read these columns nor write those that are read for them. A child looks at many rows
+    meanwhile.
     """
+    if len(table) < _MANY_ROWS:
+        return replaced(functools.reduce(lambda rows, rule: rule(rows), others, table), _doubts(table, again))
+    receive, send = Pipe(duplex=False)
+    child = get_context("fork").Process(target=_send, args=(receive, send, table, again), daemon=True)
+    child.start()
+    send.close()
+    with receive:
+        try:
+            table = functools.reduce(lambda rows, rule: rule(rows), others, table)
+            return replaced(table, receive.recv())
+        except EOFError as error:
+            raise bad("the process that looks for times in doubt", "a death", "rows", "is there memory?") from error
+        finally:
+            child.kill()  # all that it does is to send
+            child.join()
+
+
+def _send(receive: Connection, send: Connection, table: pa.Table, again: pa.Table | None) -> None:
+    """In the child, which Ctrl-C leaves to the other process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    receive.close()
+    with contextlib.suppress(BrokenPipeError):
+        send.send(_doubts(table, again))
+
+
+def _doubts(table: pa.Table, again: pa.Table | None) -> dict[str, list[Any]]:
+    """The columns `_TOLD` of the rows."""
     kept = [] if again is None else again.to_pylist()
     second = {(row["cell_hash"], row["implementation"], row["first_us"]): row for row in kept}
     words = found(table.select([name for name in _READ if name in table.column_names]).to_pandas())
@@ -157,7 +194,7 @@ def with_anomalies(table: pa.Table, again: pa.Table | None) -> pa.Table:
     for row, said in zip(rows, words, strict=True):
         if said is not None:
             row |= _told(row, said, second.get((row["cell_hash"], row["implementation"], row["median_us"])))
-    return replaced(table, {name: [row[name] for row in rows] for name in _TOLD})
+    return {name: [row[name] for row in rows] for name in _TOLD}
 
 
 def _told(row: Mapping[str, Any], said: str, second: Mapping[str, Any] | None) -> dict[str, Any]:

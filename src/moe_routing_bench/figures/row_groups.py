@@ -79,7 +79,8 @@ def labels(rows: pd.DataFrame, but: Iterable[str] = ()) -> pd.Series:
     """
     texts_of = {name: _said(AXES[name], _own(rows, name)) for name in AXES if name not in set(but)}
     texts_of = {name: texts for name, texts in texts_of.items() if any(texts)}
-    implied = {model: set(PRESET) - set(pooled(group)) for model, group in rows.groupby("model")}
+    others = set(AXES) - set(PRESET)
+    implied = {model: set(PRESET) - set(pooled(group, but=others)) for model, group in rows.groupby("model")}
     models = rows["model"].astype(object).where(rows["model"].notna(), None).tolist()
     shown = {
         model: [texts for name, texts in texts_of.items() if name not in implied.get(model, ())]

@@ -146,8 +146,8 @@ def fastest(rows: pd.DataFrame, table: pd.DataFrame) -> Sentence | None:
     its = its.sort_values("best_speedup", ascending=False)
     edges = its[["best_speedup", "best_speedup_ci_low", "best_speedup_ci_high"]].itertuples(index=False)
     dots = [
-        Dot(label, *edge, row.name == one.name, row["best_verdict"] in (SAME, UNDECIDED))
-        for (_, row), edge, label in zip(its.iterrows(), edges, row_groups.labels(its), strict=True)
+        Dot(label, *edge, place == one.name, told in (SAME, UNDECIDED))
+        for place, told, edge, label in zip(its.index, its["best_verdict"], edges, row_groups.labels(its), strict=True)
     ]
     return Sentence(
         text,
