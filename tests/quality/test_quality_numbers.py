@@ -602,6 +602,17 @@ def test_models_are_judged_by_the_best_rule_and_the_shortest_training():
     assert compare.too_weak(rows({"a": [1.0]}).iloc[:0]) == "no final row"
 
 
+def test_a_speed_that_does_not_say_it_was_taken_alone_was_not():
+    rows = pd.DataFrame({"timed_alone": [True, False, None, np.nan], "step_mode": "eager", "cuda_version": "12"})
+    assert list(compare.alone(rows).index) == [0] and compare.alone(rows[1:]).empty
+    assert compare.timed(rows[1:]) == "of runs that shared the machine"
+    said = "one run per rule with the machine to itself, steps launched from Python (limited by the host)"
+    assert compare.timed(rows[:1]) == said and compare.timed(rows) == f"{said}; other configs shared the machine"
+    both = pd.concat([rows[:1], rows[:1].assign(step_mode="cuda_graph")])
+    assert "in some configs, launched from Python in others" in compare.timed(both)
+    assert compare.timed(rows[:1].assign(cuda_version=None)) == "one run per rule with the machine to itself"
+
+
 def test_speeds_are_of_one_mode_for_each_entry():
     def row(label, mode, eager, alone=True, cuda="12"):
         return {
