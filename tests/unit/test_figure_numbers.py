@@ -340,3 +340,38 @@ def test_the_fastest_of_ours_of_each_format_size_and_card():
         (16, "int8_g128", "GPU-1", "dequant"),
     }
     assert len(kept) == 5, "a shape without quantised weights has no format to compare"
+
+
+def test_padding_at_another_capacity_factor_is_a_point_of_its_own():
+    """Two benches of one routing and layout are one point, as they pad alike."""
+    about = {"tokens": 8, "experts": 4, "top_k": 2, "skew": 0.5, "load_cv": 0.4, "median_us": 1.0, "dtype": "bf16"}
+    rows = [
+        one(bench, layout=layout, capacity_factor=factor, padding_waste=waste, **about)
+        for bench in ("pack", "combine")
+        for layout, factor, waste in (
+            ("padded", 1.0, 0.5),
+            ("padded", 2.0, 1.5),
+            ("compact", 1.0, 0.0),
+            ("compact", 2.0, 0.0),
+        )
+    ]
+    marks_ = imbalance.padding(frame(*rows)).marks
+    found = sorted(zip(marks_["series"], marks_["x"], marks_["y"], strict=True))
+    assert found == [("compact", 0.4, 1.0)] * 2 + [("padded", 0.4, 1.5), ("padded", 0.4, 2.5)]
+
+
+@pytest.mark.parametrize(("half_ms", "reach"), [(0.0, 12.7062 * 100.0), (0.5, 12.7062 * 100.0), (20.0, 2000.0)])
+def test_the_interval_of_a_speed_is_that_of_seeds_or_of_blocks_whichever_is_wider(half_ms, reach):
+    """Two seeds of 900 and 1100 bytes a second; half of a step of 10 ms that is known to so many ms is so large a share of the speed."""
+    rows = pd.DataFrame(
+        {
+            "train_tokens_per_s": [900.0, 1100.0],
+            "bits_per_byte": [2.0, 2.0],
+            "step_ms": 10.0,
+            "step_half_width_ms": half_ms,
+            "causal": True,
+        }
+    )
+    found = training_points._mark("t", "a", rows)
+    assert (found["x"], found["y"], found["low"]) == (1000.0, 2.0, 2.0)
+    assert (found["x_high"] - found["x"], found["x"] - found["x_low"]) == (pytest.approx(reach, rel=1e-4),) * 2

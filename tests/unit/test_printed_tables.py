@@ -19,6 +19,7 @@ from moe_routing_bench.cli import (
     watch,
 )
 from moe_routing_bench.cli import list as listed
+from moe_routing_bench.comparison import runs
 from moe_routing_bench.grid.cell import Cell
 from moe_routing_kernels.errors import UserError
 
@@ -296,3 +297,33 @@ def test_what_a_watch_says_of_a_row(monkeypatch):
     assert watched.closing() == "3 rounds; fastest: cute 12.35 us, b 7 us"
     watched._rounds, watched._fastest = 1, {}
     assert watched.closing() == "1 round; fastest: none was right"
+
+
+def test_what_is_the_same_takes_no_place_among_changes(monkeypatch, capsys):
+    """Of the rows that changed as many as are asked for; all rows are counted, and repeated ones said."""
+    verdicts = ["faster", "same", "slower", "same", "lost", "undecided"]
+    rows = pd.DataFrame(
+        {
+            "bench": "gate",
+            "cell": "c",
+            "implementation": [f"i{number}" for number in range(6)],
+            "before_us": 1.0,
+            "after_us": 2.0,
+            "ratio": 0.5,
+            "ratio_ci_low": 0.4,
+            "ratio_ci_high": 0.6,
+            "verdict": verdicts,
+            "reason": None,
+        }
+    )
+    found = SimpleNamespace(marks=["torch"], rows=rows, changed=lambda: rows, repeated=lambda: 1)
+    asked, shown = [], []
+    monkeypatch.setattr(runs, "compare", lambda *given: asked.append(given) or found)
+    monkeypatch.setattr(compare, "_table", lambda name: f"table of {name}")
+    monkeypatch.setattr(compare, "show", lambda table: shown.append([row[2] for row in cells(table)]))
+    for most in (3, 20, 0):
+        compare.compare("a", "b", most=most)
+    said = capsys.readouterr().out
+    assert shown == [["i0", "i2", "i4"], ["i0", "i2", "i4", "i5"], []]
+    assert asked == [("table of a", "table of b", False)] * 3 and "differs besides the code: torch" in said
+    assert "6 rows: 2 same, 1 faster, 1 slower, 1 lost, 1 undecided" in said and "1 row was not measured again" in said

@@ -603,3 +603,11 @@ def test_a_published_row_says_how_many_ranks_its_layer_was_spread_over():
         "why": "lacking",
     }
     assert section_tables._published_texts(absent)[7:11] == ["–", "–", "–", "reproduced: lacking"]
+
+
+def test_of_many_dots_some_are_drawn_and_the_one_that_the_sentence_is_of():
+    dots = [Dot(f"n{number}", number + 2.0, number + 1.0, number + 3.0, chosen=number == 4) for number in range(130)]
+    shown = page.picture(dots, "us")
+    assert shown.count("<circle") == 44 + 1 and shown.count('class="chosen"') == 1, "every third, and the fifth"
+    assert "n4 6 [5, 7]" in shown and "n5 " not in shown and "us, one in 3" in shown
+    assert page.picture(dots[:60], "us").count("<circle") == 60
