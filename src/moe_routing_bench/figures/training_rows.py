@@ -85,7 +85,7 @@ def interval(values: pd.Series) -> tuple[float, float]:
 
 
 def said(mean: float, half: float, seeds: int, sign: str = "") -> str:
-    """A mean over seeds with half of its interval, of which one seed has none."""
+    """A mean over seeds with half of its interval. One seed has no interval."""
     return f"{mean:{sign}.3f} ± {half:.3f}" if seeds > 1 else f"{mean:{sign}.3f}"
 
 

@@ -26,8 +26,8 @@ _WAIT = 0.5  # share of a rank's time without a sign of life for which others wa
 _GRACE_SECONDS = 1.0  # for other ranks to say why, after the first has failed
 _BARRIERS, _REPEATS = 10, 3
 _LEAST_CALLS = 3  # of warm-up
-# Times as long as ranks say that a turn may take by a clock around it, in the best case. Of 60 turns next to 8 busy processes on two cores, the
-# best was at most 1.01 times as long.
+# Times as long as ranks say that a turn may take by a clock around it, in the best case: at most 1.01 in 60 turns next to 8 busy
+# processes on two cores.
 _LONGER_TURN = {"cpu": 1.1, "cuda": 1.2}
 
 
