@@ -1,5 +1,6 @@
 """Figures as data: which marks each makes of rows whose numbers are known, where it has none, and what the page is given of them."""
 
+import collections
 import math
 import re
 from pathlib import Path
@@ -427,10 +428,26 @@ def test_implementations_of_one_bench_have_colours_of_their_own():
     names, tints = [f"n{i}" for i in range(40)], list(palette.PALETTE)
     found = palette.assigned(names, [("n0", "n1", "n25"), ("n2", "n25", "n26"), names[:19]])
     assert [found[name] for name in names[:18]] == tints and found["n25"] == tints[3]
-    assert found["n26"] == tints[0], "n2 and n25 have the third and the fourth"
-    assert found["n18"] == found["n27"] == tints[0], "each is taken once; drawn with none"
+    assert found["n18"] == found["n24"] == tints[0], "each is taken once; drawn with none"
+    assert found["n26"] == found["n27"] == tints[1], (
+        "no symbol of the first is left; n2 and n25 have the third and the fourth"
+    )
     marks = {(palette.color(name), palette.symbol(name)) for name in palette.NAMES}
     assert len(marks) == len(palette.NAMES), "what has one colour has several shapes"
+
+
+@pytest.mark.parametrize("count", [40, 144, 200])
+def test_a_colour_has_as_many_names_as_there_are_symbols(count, monkeypatch):
+    """An addition to the tables once raised IndexError, for want of a ninth symbol. Beyond the symbols of all colours, names share both."""
+    names, most = [f"n{i}" for i in range(count)], len(palette.SYMBOLS) + 1
+    found = palette.assigned(names, [(name, "n0") for name in names])
+    of_tints = collections.Counter(found.values())
+    full = count > most * len(palette.PALETTE)
+    assert full or max(of_tints.values()) <= most
+    monkeypatch.setattr(palette, "COLORS", found)
+    monkeypatch.setattr(palette, "_PLACES", palette._places())
+    marks = {(found[name], palette.symbol(name)) for name in names}
+    assert len(marks) == count or full
 
 
 def test_the_first_colours_are_told_apart_without_red_or_green():

@@ -62,6 +62,17 @@ def test_it_says_what_the_stored_rows_say(tmp_path, monkeypatch):
     assert FILE.stat().st_size < 1e6
 
 
+def test_an_axis_that_is_newer_than_the_file_has_no_value_in_its_rows(alone, monkeypatch):
+    """`ask` ended in KeyError where somebody had added an axis by the recipe."""
+    monkeypatch.setattr(stored, "AXES", stored.AXES | {"temperature": None})
+    monkeypatch.setattr(stored, "NEEDED", (*stored.NEEDED, "temperature"))
+    stored._from_columns.cache_clear()
+    name = next(name for several in stored.runs().values() for name in several)
+    found = stored._rows(name, tuple(BENCHES))
+    stored._from_columns.cache_clear()
+    assert found and all(row["temperature"] is None and row["bench"] for row in found)
+
+
 @pytest.mark.parametrize("words", QUESTIONS, ids=" ".join)
 def test_answers_are_the_same(words, alone, monkeypatch):
     model, axes = arguments(words)

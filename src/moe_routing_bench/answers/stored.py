@@ -156,10 +156,10 @@ def _rows(run: str, benches: tuple[str, ...]) -> list[Row]:
 @functools.lru_cache(maxsize=64)
 def _from_columns(path: Path, run: str) -> list[Row]:
     columns = published_rows(path)[run]["rows"]
+    newer = {name: [None] * len(columns["bench"]) for name in AXES if name not in columns}  # axes that the file lacks
     pairs = {name: [one and [tuple(pair) for pair in one] for one in columns[name]] for name in _PAIRS}
-    return [
-        dict(zip(NEEDED, row, strict=True)) for row in zip(*((columns | pairs)[name] for name in NEEDED), strict=True)
-    ]
+    known = newer | columns | pairs
+    return [dict(zip(NEEDED, row, strict=True)) for row in zip(*(known[name] for name in NEEDED), strict=True)]
 
 
 @functools.lru_cache(maxsize=64)

@@ -34,12 +34,13 @@ def assigned(
 ) -> dict[str, str]:
     """A colour for each name, in the order of the palette, so that a later name never moves an earlier one. When it is used up, a name
     has the first of the colours that fewest have with which it is drawn: `together` are the names of each such picture. Of `others` none
-    has the first colour then, which is that of ours."""
+    has the first colour then, which is that of ours. A colour for which no symbol is left has no more names, as long as there are others."""
     palette, pictures, result = list(PALETTE), [set(group) for group in together], {}
     for i, name in enumerate(names):
         near = {other for picture in pictures if name in picture for other in picture}
-        taken = Counter(result[other] for other in near if other in result)
-        result[name] = palette[i] if i < len(palette) else min(palette[name in others :], key=taken.__getitem__)
+        taken, of_all = Counter(result[other] for other in near if other in result), Counter(result.values())
+        left = [tint for tint in palette[name in others :] if of_all[tint] <= len(SYMBOLS)] or palette
+        result[name] = palette[i] if i < len(palette) else min(left, key=taken.__getitem__)
     return result
 
 
@@ -69,7 +70,7 @@ def _places() -> dict[str, int]:
     order = list(COLORS)
     count = len(SYMBOLS)
     result = {
-        name: (order.index(names[0]) + i) % count if i < count else i
+        name: (order.index(names[0]) + i) % count if i < count else i % (count + 1)
         for names in alike.values()
         for i, name in enumerate(names)
     }
