@@ -51,7 +51,7 @@ def measured(*names: str, twins: tuple[str, ...]) -> dict[str, dict]:
 def test_the_twin_is_in_the_row_and_has_none_of_its_own(packs):
     rows = measured("torch", "slow_later", twins=("torch",))
     torch_row, other = rows["torch"], rows["slow_later"]
-    assert list(rows) == ["torch", "slow_later"] and torch_row["status"] == "ok"
+    assert list(rows) == ["torch", "slow_later"] and torch_row["status"] == "ok", torch_row.get("reason")
     low, high, p = (torch_row[f"twin_speedup{end}"] for end in ("_ci_low", "_ci_high", "_p"))
     assert low is high is p is None or (low <= torch_row["twin_speedup"] <= high and 0 <= p <= 1)
     assert torch_row["twin_speedup"] > 0 and other.get("twin_speedup") is None
