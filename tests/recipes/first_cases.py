@@ -3,8 +3,6 @@
 import pytest
 
 NEW = ("torch_index", "count", "fp8_block64", "int4_g16", "topk_uniform", "topk_temperature", "scaling", "tiny-moe")
-
-
 _FOUND: set[str] = set()  # of NEW
 
 

@@ -106,7 +106,7 @@ def test_a_matrix_of_many_columns_scrolls_on_a_phone(tmp_path):
 
 
 def test_what_a_cell_of_a_matrix_says_is_within_it(ask):
-    """With the mark of a warm cache, in however many columns: letters have the colour of the page and are lost beside their cell."""
+    """With the mark of a warm cache, for any number of columns: letters have the colour of the page, and are invisible outside of their cell."""
     found = ask("""const looks = new Map([["same", {light: "#000", dark: "#fff"}]]), chart = {kind: "matrix", x: {kind: "names"}, y: {kind: "names"}, marks: {}};
         const out = (room, count, says, doubt) => { const marks = Array.from({length: count}, (_, i) => ({panel: "gate", series: "same", x: `kernel${i}`, y: "T16384 E128 k2", says, doubt})), svg = panelOf(chart, marks, room, looks); document.body.append(svg);
             const [cells, texts] = ["cell] rect", "text] text"].map(name => all(`[aria-label=${name}`, svg).filter(one => name[0] === "c" || one.textContent.startsWith(says)).map(one => one.getBoundingClientRect()).sort((a, b) => a.left - b.left));

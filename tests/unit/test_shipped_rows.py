@@ -63,7 +63,7 @@ def test_it_says_what_the_stored_rows_say(tmp_path, monkeypatch):
 
 
 def test_an_axis_that_is_newer_than_the_file_has_no_value_in_its_rows(alone, monkeypatch):
-    """`ask` ended in KeyError where somebody had added an axis by the recipe."""
+    """`ask` ended in KeyError after an axis had been added by the recipe."""
     monkeypatch.setattr(stored, "AXES", stored.AXES | {"temperature": None})
     monkeypatch.setattr(stored, "NEEDED", (*stored.NEEDED, "temperature"))
     stored._from_columns.cache_clear()

@@ -86,10 +86,10 @@ def _empty(axes: Axes, reason: str) -> None:
 
 def _letters(chart: Chart, width: float) -> int:
     """How many letters a line of a panel's title has room for, between names on the left and the legend."""
-    beside = max(map(len, chart.colors), default=0) * (not chart.named)
+    taken = max(map(len, chart.colors), default=0) * (not chart.named)
     if chart.y.kind == "names":
-        beside += max(len(str(name)) for name in chart.marks["y"])
-    return min(110, int((72 * width - 0.58 * 7 * beside - 52) / (0.58 * 8)))
+        taken += max(len(str(name)) for name in chart.marks["y"])
+    return min(110, int((72 * width - 0.58 * 7 * taken - 52) / (0.58 * 8)))
 
 
 def _across(chart: Chart, panels: int) -> int:
