@@ -250,15 +250,17 @@ def test_scars_are_a_few_whole_elements() -> None:
     sets = made()
     for one in sets.outputs:
         one["y"].zero_(), one["count"].zero_()
-    sets.scar()
+    sets.scar(sets.places())
     assert all(one["y"].isnan().all() and (one["count"] == 0x40404040).all() for one in sets.outputs), (
         "12 and 2 elements"
     )
     wide = torch.zeros(2, 50, dtype=torch.float64)
-    memory.scar(wide.view(torch.uint8), wide[0])
+    rows = wide.view(torch.uint8)
+    memory.scar(rows, wide[0], memory.places(rows, wide[0]))
     scars = wide.isnan()
     assert scars.sum(1).tolist() == [16, 16] and scars[0].equal(scars[1]) and not wide[~scars].any()
-    memory.scar(wide.view(torch.uint8)[:, :0], wide[0, :0])  # a tensor without elements has nothing to scar
+    empty = rows[:, :0], wide[0, :0]
+    memory.scar(*empty, memory.places(*empty))  # a tensor without elements has nothing to scar
     assert sets.damage() is None
 
 

@@ -20,12 +20,11 @@ _MOST_PAUSE_US = 200.0
 _LISTEN_SECONDS = 0.005
 _PAIRS, _PAIRS_US = 10, 50_000.0  # of rotations, that an attempt compares; fewer where rotations are long
 # Times as long as among others a call may compute alone: up to the first number it holds all its work, above the second it leaves work out.
-# Of 293 honest calls next to 6 to 14 busy processes on two cores, 282 were below the first after one attempt, 292 after four, all after
-# eight. Of 782 more, 3 were above after ten, at 1.15, 1.15 and 1.25. With 1/0.7 times the work alone 275 of the 293 were above 1.25 after ten.
-_WHOLE, _SHORTENED = 1.15, 1.25
-_FEW_ATTEMPTS, ATTEMPTS, _SHORTENED_FEW = 10, 30, 1.35  # sooner than in the last attempt only what is far above
+# Of 64 honest calls next to 8 to 10 busy processes and tests on two cores, 61 were below the first after one attempt, all after ten, at 0.97
+# to 1.09: of 1/0.7 times the work alone, all above 1.38.
+_WHOLE, _SHORTENED, ATTEMPTS = 1.15, 1.25, 20
+_FIRST = 1.15  # times as long a whole rotation may compute: its first call finds caches less warm
 _LOWEST = 10  # a tenth of the calls: on a busy host most share caches and cores with others, and few do not
-_FIRST = 2.0  # times as long a whole rotation may compute: its first call finds caches cold
 _MORE_ROTATIONS, _WAITED_US = 3, 20_000.0  # to estimate a call; one that takes longer was not merely held up
 OUTSTANDING_US = 250.0  # more after a sample is work: to ask a GPU alone took up to 71 us (H200)
 
@@ -56,31 +55,28 @@ class Pairs:
 
     @property
     def shortened(self) -> bool:
-        """Whether it leaves work out, after several attempts: all pairs together say so, and most attempts by themselves."""
+        """Whether it leaves work out, after the last attempt: all pairs together say so, and most attempts by themselves."""
         count = len(self.attempts)
-        limit = _SHORTENED if count >= ATTEMPTS else _SHORTENED_FEW
-        return count >= _FEW_ATTEMPTS and min(self.ratio, sorted(self.attempts)[(count - 1) // 2]) > limit
+        return count >= ATTEMPTS and min(self.ratio, sorted(self.attempts)[(count - 1) // 2]) > _SHORTENED
 
     def __str__(self) -> str:
         """The ratio, and the figures that it stands on."""
-        alone, among = _low(_later(self.alone)), _low(_later(self.among))
-        rotations = _low(list(map(sum, self.alone))), _low(list(map(sum, self.among)))
+        timed, checked = _lows(self.among), _lows(self.alone)
         return (
             f"a call computes {self.ratio:.2f} times as long where it is checked as where it is timed (lowest tenth of {len(self.among)} pairs: "
-            f"{alone:.1f} and {among:.1f} us of a call, {rotations[0]:.1f} and {rotations[1]:.1f} us of a rotation; limit {_SHORTENED:g})"
+            f"{checked[0]:.1f} and {timed[0]:.1f} us of a call, {checked[1]:.1f} and {timed[1]:.1f} us of a rotation; limit {_SHORTENED:g})"
         )
 
 
 def _ratio(among: list[list[float]], alone: list[list[float]]) -> float:
-    """Times as long alone: of all calls but the first of each rotation; or of whole rotations, over what cold caches may cost, in case the
-    first call does the work of others."""
-    calls = _low(_later(alone)) / max(_low(_later(among)), 1e-3)
-    rotations = _low(list(map(sum, alone))) / max(_low(list(map(sum, among))), 1e-3)
-    return max(calls, rotations / _FIRST)
+    """Times as long alone: of calls; or of whole rotations, over what cold caches may cost, in case one call does the work of others."""
+    (call, rotation), timed = _lows(alone), _lows(among)
+    return max(call / max(timed[0], 1e-3), rotation / _FIRST / max(timed[1], 1e-3))
 
 
-def _later(rotations: list[list[float]]) -> list[float]:
-    return [us for rotation in rotations for us in rotation[1:]]
+def _lows(rotations: list[list[float]]) -> tuple[float, float]:
+    """Of calls, and of rotations."""
+    return _low([us for rotation in rotations for us in rotation]), _low(list(map(sum, rotations)))
 
 
 def _low(values: list[float]) -> float:
@@ -158,15 +154,21 @@ class HostTimer:
 
     def among(self) -> list[float]:
         """A rotation whose place in a sample cannot be foreseen: what each call computes."""
+        self._lead()
+        return self._each()
+
+    def lone(self, mark: Callable[[], None]) -> list[float]:
+        """One that is to be checked, at such a place too: `mark` does in a moment what the check asks for, just before it."""
+        self._lead()
+        mark()
+        return self._each()
+
+    def _lead(self) -> None:
+        """What goes before it in the sample. Both kinds follow a pause: on a busy host what had a core for longer is held up more often."""
         pause()
         least = 1 + secrets.randbelow(max(self.calls - len(self.calls_list), 1))
         self._timed(self._next, least)
         self._next += least
-        return self._each()
-
-    def lone(self) -> list[float]:
-        """A rotation that goes on without a pause: what each call computes."""
-        return self._each()
 
     def _each(self, spent: Clock = process_time) -> list[float]:
         """What each call of the next rotation computes, µs."""

@@ -117,17 +117,24 @@ class Sets:
         for output in self._outputs.values():
             output.poison()
 
-    def scar(self, count: int = memory.SCARS) -> dict[str, Tensor]:
-        """Fill `count` elements of every output with that; returns their places."""
-        return {n: memory.scar(output.rows(0, 1), output.tensors[0], count) for n, output in self._outputs.items()}
+    def places(self, count: int = memory.SCARS) -> dict[str, Tensor]:
+        """Where `count` elements of every output lie, that cannot be foreseen."""
+        return {name: memory.places(*whole, count) for name, whole in self._wholes().items()}
+
+    def scar(self, places: dict[str, Tensor]) -> None:
+        """Fill these elements with that: in a tenth of the time that choosing them takes."""
+        for name, whole in self._wholes().items():
+            memory.scar(*whole, places[name])
 
     def scarred(self, places: dict[str, Tensor], ran: Sequence[int]) -> list[int]:
         """The sets of these in which one of the elements at these places of outputs is left as it was."""
-        wholes = [
-            (output.rows(0, 1), output.tensors[0], places[n]) for n, output in self._outputs.items() if n in places
-        ]
-        left = torch.stack([memory.scarred(*whole) for whole in wholes]).any(0).tolist() if wholes else []
+        flags = [memory.scarred(*whole, places[name]) for name, whole in self._wholes().items() if name in places]
+        left = torch.stack(flags).any(0).tolist() if flags else []
         return [i for i in ran if left and left[i]]
+
+    def _wholes(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Of each output: the bytes (n, nbytes) of all sets, and the tensor of one."""
+        return {name: (output.rows(0, 1), output.tensors[0]) for name, output in self._outputs.items()}
 
     def handles(
         self, wanted: Callable[[str], bool] = lambda name: True
@@ -164,9 +171,7 @@ class Sets:
 
     def written_since(self, copies: dict[str, Tensor] | None) -> bool:
         """Whether an output is no longer what it was when it was `copied`."""
-        return copies is not None and any(
-            not output.equal(self._outputs[name].whole) for name, output in copies.items()
-        )
+        return copies is not None and any(not one.equal(self._outputs[name].whole) for name, one in copies.items())
 
     def cold(self, count: int) -> bool | None:
         """Whether what is read before a set comes round again is at least 4 times the L2 cache of a GPU; None on a CPU.
@@ -221,9 +226,8 @@ class Sets:
     def _differs(self, name: str) -> bool:
         """Whether any set's input is no longer what was loaded."""
         step, buffer = len(self._loaded), self._inputs[name]
-        return any(
-            buffer.unlike(memory.as_bytes(drawn.inputs[name]), j, step).any() for j, drawn in enumerate(self._loaded)
-        )
+        draws = enumerate(memory.as_bytes(drawn.inputs[name]) for drawn in self._loaded)
+        return any(buffer.unlike(known, j, step).any() for j, known in draws)
 
     def unlike(self, i: int) -> Tensor:
         """Whether any output of the sets with the draw of set i differs from set i's in a bit: (n,) bool, for sets j, j + D, ..."""
@@ -263,9 +267,7 @@ class Sets:
         step = max(1, _COPIED // max(1, rows.shape[1]))
         for first in range(0, len(ran), step):
             pairs = zip(ran[first : first + step], outputs[first : first + step], strict=True)
-            yield torch.stack(
-                [memory.as_bytes(given[name]) if given and name in given else rows[i] for i, given in pairs]
-            )
+            yield torch.stack([memory.as_bytes(t[name]) if t and name in t else rows[i] for i, t in pairs])
 
     def _writes(self) -> dict[str, int]:
         """How often torch has written each input in place."""

@@ -73,10 +73,11 @@ def _compared(candidate: Candidate, sets: Sets) -> int:
 def _scars(candidate: Candidate, sets: Sets, count: int) -> Scars:
     timer, returned = candidate.timer, {}
     with torch.inference_mode():
-        given = sets.scar(_SCARS)
+        sets.scar(given := sets.places(_SCARS))
         for i in memory.some(_RETURNED, len(timer.returned)):
             for name, tensor in _elsewhere(timer.returned[i], sets.outputs[i]).items():
-                returned[i, name] = memory.scar(memory.as_bytes(tensor)[None], tensor, _SCARS)
+                whole = memory.as_bytes(tensor)[None], tensor
+                returned[i, name] = memory.scar(*whole, memory.places(*whole, _SCARS))
     return Scars(given, returned, count)
 
 

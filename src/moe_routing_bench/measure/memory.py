@@ -78,9 +78,9 @@ def poison(tensors: Mapping[str, Tensor]) -> None:
         tensor.view(torch.uint8).fill_(_poison_of(tensor))
 
 
-def scar(memory: Tensor, like: Tensor, count: int = SCARS) -> Tensor:
-    """Fill `count` elements with what no right answer holds: of tensors like `like`, in rows of bytes (n, nbytes). More than a few are others in
-    every row. Returns the places (n, e, size) of their bytes."""
+def places(memory: Tensor, like: Tensor, count: int = SCARS) -> Tensor:
+    """Where `count` elements lie that cannot be foreseen: the places (n, e, size) of their bytes, of tensors like `like`, in rows of bytes
+    (n, nbytes). More than a few are others in every row."""
     size, of = like.element_size(), like.numel()
     if count <= SCARS:
         chosen = torch.tensor(some(count, of), dtype=torch.long, device=memory.device).expand(len(memory), -1)
@@ -88,7 +88,11 @@ def scar(memory: Tensor, like: Tensor, count: int = SCARS) -> Tensor:
         unforeseen = torch.Generator(memory.device).manual_seed(secrets.randbits(63))
         shape = (len(memory), min(count, of))
         chosen = torch.randint(max(of, 1), shape, generator=unforeseen, device=memory.device)
-    places = chosen[..., None] * size + torch.arange(size, device=memory.device)
+    return chosen[..., None] * size + torch.arange(size, device=memory.device)
+
+
+def scar(memory: Tensor, like: Tensor, places: Tensor) -> Tensor:
+    """Fill the elements at `places` with what no right answer holds; returns `places`."""
     memory.scatter_(1, places.flatten(1), _poison_of(like))
     return places
 

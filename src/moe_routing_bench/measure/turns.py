@@ -230,7 +230,7 @@ class Turns:
 
     def _scarred(self, request: str, count: int, pause: bool = True) -> tuple["Turn", list[int]]:
         """A turn that begins with a few elements of all outputs poisoned, after a pause; and the sets that have some left."""
-        places = self._sets.scar()
+        self._sets.scar(places := self._sets.places())
         if pause:
             sleep(secrets.randbelow(1000) / 1000 * _MOST_PAUSE)
         return self._turn(request, count), self._sets.scarred(places, range(self.sets))

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -120,10 +121,11 @@ def _base(candidate: Candidate, sets: Sets) -> None:
 
 def _scarred(candidate: Candidate, sets: Sets) -> None:
     """The values as they are, and a few elements of outputs and buffers poisoned."""
-    sets.scar()
+    sets.scar(sets.places())
     for call in candidate.calls:
         for buffer in getattr(call, "buffers", {}).values():
-            memory.scar(memory.as_bytes(buffer)[None], buffer)
+            whole = memory.as_bytes(buffer)[None], buffer
+            memory.scar(*whole, memory.places(*whole))
 
 
 def _paired(job: Job, candidate: Candidate, sets: Sets) -> None:
@@ -145,9 +147,9 @@ def _alternated(job: Job, candidate: Candidate, sets: Sets) -> tuple[list[list[f
     timer, count, among, alone = candidate.timer, candidate.timer.pairs(), list[list[float]](), list[list[float]]()
     whole = secrets.randbelow(count)
     for i in range(count):
+        places = sets.places()  # before both rotations: a call that follows the choice finds its code out of the caches
         among.append(timer.among())
-        places = sets.scar()
-        alone.append(timer.lone())
+        alone.append(timer.lone(partial(sets.scar, places)))
         if i == whole or sets.scarred(places, range(len(timer.returned))):
             unlike = unlike_any(candidate, sets) or unshared(candidate, sets)
             compared = Check(error=unlike) if unlike else differences(job, candidate, sets)
