@@ -123,6 +123,20 @@ def test_no_heading_of_a_matrix_is_cut_off_beside_it(ask):
     assert found == [True, True, True]
 
 
+@pytest.mark.parametrize("kind", ["dots", "bars", "matrix"])
+def test_a_long_name_above_its_line_is_broken_and_whole(ask, kind):
+    """On a phone: no end of it is cut off, and none lies over a mark or the next name; a short one has one line."""
+    found = ask(
+        f"""const kind = "{kind}"; """
+        + """const looks = new Map([["same", {light: "#000", dark: "#fff"}]]), axis = {kind: kind === "matrix" ? "names" : "linear", label: "us"}, chart = {kind, x: axis, y: {kind: "names"}, marks: {}, reference: null};
+        const names = length => [1, 2, 3].map(i => `qwen3-30b-a3b decode T${i} packed-fp8_block128 weights-e4m3_block128 | vllm_triton_fp8`.slice(0, length)), drawn = length => { const svg = panelOf(chart, names(length).map((y, i) => ({panel: "layer", series: "same", x: kind === "matrix" ? "auto" : i + 1, y, low: i, high: i + 1, says: "1.00x", doubt: null})), 343, looks); document.body.append(svg); return svg; };
+        return [200, 30].map(length => { const svg = drawn(length), boxes = kind => all(kind, svg).map(one => one.getBoundingClientRect()), said = all("text", svg).filter(one => one.textContent.startsWith("qwen3")), texts = said.map(one => one.getBoundingClientRect()).sort((a, b) => a.top - b.top);
+            const marks = boxes({dots: "[aria-label=dot] path", bars: "[aria-label=bar] rect", matrix: "[aria-label=cell] rect"}[kind]), over = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom - 2 && b.top < a.bottom - 2;
+            return [said.length, Math.max(...texts.map(one => one.height)) > 20, texts.every(one => one.right <= svg.getBoundingClientRect().left + 343), texts.filter((one, i) => marks.some(mark => over(one, mark)) || texts.slice(i + 1).some(next => over(one, next))).length]; });""",
+    )
+    assert found == [[3, True, True, 0], [3, False, True, 0]]
+
+
 def test_a_name_above_its_line_is_not_struck_out(ask):
     """In a narrow panel the dashed line at 1 lies below the names."""
     found = ask(
