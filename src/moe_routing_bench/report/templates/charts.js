@@ -36,7 +36,7 @@ function panelOf(chart, marks, room, looks, view) {
   const within = mark => `${mark.says}${isWarm(mark) ? "‡" : ""}`, column = 7.4 * Math.max(0, ...heads.length ? marks.map(mark => within(mark).length) : []) + 3;  // has room for what a cell says
   const narrow = names && (longest * 6.2 > room * 0.4 || chart.kind === "matrix" && room - longest * 6.2 < 60 * heads.length), left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
   const wide = Math.max(room, heads.length && left + column * heads.length + asideOf(heads, column * heads.length));  // a panel that needs more scrolls
-  const lines = narrow ? Math.ceil(longest * 6.7 / (wide - left)) : 0, under = lines * line;  // of a name above its marks, which have as much room
+  const lines = narrow ? Math.ceil(longest * 6.7 / (room - left)) : 0, under = lines * line;  // of a name above its marks, which have as much room
   const down = names ? Math.max(line, 2 * under) * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
   const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? (name === "y" ? chart.rise : chart.ends) ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
   const baseOf = name => ticks(name) ? {base: labelsAll} : {};
@@ -54,19 +54,19 @@ function panelOf(chart, marks, room, looks, view) {
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {...baseOf("y"), ticks: ticks("y") ?? 6, tickFormat: said("y")})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
-    height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, under, wide - left), Plot.cell(marks, {x: "x", y: "y", fill, fillOpacity: mark => isDoubtful(mark) ? 0.38 : 1, inset: 0.5, insetTop: under, title, href}),
+    height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, under, room - left), Plot.cell(marks, {x: "x", y: "y", fill, fillOpacity: mark => isDoubtful(mark) ? 0.38 : 1, inset: 0.5, insetTop: under, title, href}),
       Plot.text(marks, {x: "x", y: "y", text: within, dy: under / 2, fill: mark => isDoubtful(mark) ? "var(--ink)" : "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
   const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30, clip: false}));
   const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
-  if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(names, under, wide - left), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, fillOpacity: opacityOf, href, insetTop: under}), Plot.ruleY(marks.filter(mark => (mark.x_low ?? null) !== null), {x1: "x_low", x2: "x_high", y: "y", stroke: "var(--ink)", strokeWidth: 1.5, dy: under / 2, pointerEvents: "none"}), tips]});
+  if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(names, under, room - left), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, fillOpacity: opacityOf, href, insetTop: under}), Plot.ruleY(marks.filter(mark => (mark.x_low ?? null) !== null), {x1: "x_low", x2: "x_high", y: "y", stroke: "var(--ink)", strokeWidth: 1.5, dy: under / 2, pointerEvents: "none"}), tips]});
   const known = (low, high) => marks.filter(mark => (mark[low] ?? null) !== null), sideways = chart.kind === "dots" ? ["low", "high"] : ["x_low", "x_high"];
   const bars = [Plot.link(known(...sideways), {x1: sideways[0], x2: sideways[1], y1: "y", y2: "y", stroke: fill}),
     ...(chart.kind === "dots" ? [] : [Plot.link(known("low", "high"), {x1: "x", x2: "x", y1: "low", y2: "high", stroke: fill})])];
   const joined = chart.kind === "lines" ? [Plot.line(marks, {x: "x", y: "y", z: mark => `${mark.series} ${mark.join ?? ""}`, sort: "x", stroke: fill, strokeWidth: 1.8})] : [];
   const said_ = chart.kind === "lines" && chart.level ? [Plot.text(marks.filter(mark => mark.text), {x: "x", y: "y", text: "text", dy: -11, fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, pointerEvents: "none"})] : [];
   const front = chart.kind === "points" ? [...new Set(marks.map(mark => mark.join ?? null))].filter(join => join !== null).map(join => frontOf(marks.filter(mark => mark.join === join))) : [];
-  return Plot.plot({...options, marks: [...reference, ...namesOf(names, under, wide - left), ...front, ...bars, ...joined, Plot.dot(marks, {x: "x", y: "y", fill: mark => isDoubtful(mark) ? "var(--page)" : fill(mark), stroke: mark => isDoubtful(mark) ? fill(mark) : "var(--page)", strokeWidth: mark => isDoubtful(mark) ? 1.5 : 0.5, r: mark => isWarm(mark) ? 2.5 : 4, symbol: mark => looks.get(mark.series).symbol, href}), ...said_, tips]});
+  return Plot.plot({...options, marks: [...reference, ...namesOf(names, under, room - left), ...front, ...bars, ...joined, Plot.dot(marks, {x: "x", y: "y", fill: mark => isDoubtful(mark) ? "var(--page)" : fill(mark), stroke: mark => isDoubtful(mark) ? fill(mark) : "var(--page)", strokeWidth: mark => isDoubtful(mark) ? 1.5 : 0.5, r: mark => isWarm(mark) ? 2.5 : 4, symbol: mark => looks.get(mark.series).symbol, href}), ...said_, tips]});
 }
 // The points that no other beats, as steps: up to each where more is better along x, from each where less is.
 function frontOf(points) {
