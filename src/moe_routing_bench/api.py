@@ -65,7 +65,7 @@ def check(
     asked = jobs(bench, [implementation], plugins=plugins, models=models, **axes)
     if len(asked) != 1:
         raise bad("check", f"{len(asked)} cells", "one value of each axis")
-    return importlib.import_module("moe_routing_bench.measure.once").check(asked[0])
+    return importlib.import_module("moe_routing_bench.measure.accuracy").check(asked[0])
 
 
 def jobs(

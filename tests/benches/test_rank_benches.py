@@ -543,7 +543,7 @@ def group(device: str = "cpu") -> RankGroup:
 
 def turn(ranks: RankGroup, *times_ns: object, calls: int = 4, seconds: float = 10e-6) -> float:
     """The seconds that a turn of so many calls counts, which takes so long on each rank."""
-    return ranks.spent({"ranks": [{"turn_ns": each} for each in times_ns], "calls": calls}, seconds)
+    return ranks.spent({"ranks": [{"turn_ns": each} for each in times_ns]}, seconds, calls)
 
 
 def test_a_turn_counts_its_slowest_rank_and_is_not_believed_where_a_clock_is_slow() -> None:
@@ -576,15 +576,6 @@ def test_ranks_that_leave_a_part_of_a_turn_unsaid_are_not_believed(device: str, 
             ranks.believed()
     else:
         ranks.believed()
-
-
-def test_a_turn_has_as_many_calls_as_sets_take_part_in_its_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
-    ranks = group()
-    ranks._sets = 4
-    monkeypatch.setattr(ranks, "_asked", lambda request, each: ([{}, {}], 1.0))
-    assert ranks.ask("rotate", 3)[0]["calls"] == 12
-    ranks.ask("limit", 2)
-    assert ranks.ask("rotate", 3)[0]["calls"] == 6
 
 
 def test_torch_s_own_exchange_says_where_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ def judged(**process) -> Turns:
     known = Turns.__new__(Turns)
     known._kind, known._quiet, known._process = "cpu", Quiet(), SimpleNamespace(alone=lambda: None, **process)
     known._computed = known._passed = 0.0
-    known._request, known._rotations, known._count, known.sets = "rotate", 1, 1, 4
+    known._request, known._rotations, known._count, known.sets = "rotate", {"rotate": 1, "run": 1}, 1, 4
     return known
 
 
@@ -52,13 +52,33 @@ def test_threads_that_wait_until_they_are_stopped_are_no_further_threads(threads
     clock, spent = iter([0.0, 0.04]), iter([1.0, 1.0 + computed])
     monkeypatch.setattr(turns, "perf_counter", lambda: next(clock))
     known = judged(
-        threads=threads, cpu_seconds=lambda: next(spent), ask=lambda *_: ({}, 0.01), spent=lambda said, seconds: seconds
+        threads=threads,
+        cpu_seconds=lambda: next(spent),
+        ask=lambda *_: ({}, 0.01),
+        spent=lambda said, seconds, calls: seconds,
     )
     if refused:
         with pytest.raises(Failure, match=rf"on {threads} threads"):
             known._turn("run", 1)
     else:
         assert known._turn("run", 1) == Turn(0.01, pytest.approx(computed))
+
+
+def test_a_turn_has_as_many_calls_as_sets_take_part_in_its_rotations() -> None:
+    """Those of a graph are several. Fewer sets, fewer calls."""
+    calls = []
+    known = judged(
+        threads=1,
+        cpu_seconds=lambda: 0.0,
+        ask=lambda *_: ({}, 0.01),
+        spent=lambda said, seconds, count: calls.append(count) or seconds,
+    )
+    known._sets, known._rotations = Four(), {"rotate": 1, "run": 5}
+    for sets in (4, 2):
+        known._limit(sets)
+        known._turn("rotate", 3)
+        known._turn("run", 2)
+    assert calls == [12, 40, 6, 20]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +200,7 @@ def test_calls_that_are_slow_while_sets_are_chosen_do_not_stay_in_a_cache(
         alone=lambda: None,
         believed=lambda: None,
         ask=ask,
-        spent=lambda reply, seconds: seconds,
+        spent=lambda reply, seconds, calls: seconds,
         cpu_seconds=lambda: 0.0,
         threads=1,
         overhead_us=0.0,
@@ -270,7 +290,7 @@ def test_a_second_core_is_seen_in_all_turns_together(threads: int, each: float, 
         believed=lambda: None,
         cpu_seconds=lambda: next(spent),
         ask=lambda *_: ({}, 5e-3),
-        spent=lambda said, seconds: seconds,
+        spent=lambda said, seconds, calls: seconds,
     )
     known._sets, known._right = Told([]), lambda left: None
     if refused:
@@ -317,7 +337,9 @@ def test_a_device_at_work_is_seen_by_small_kernels_that_wait(seconds: float, say
 def test_a_call_is_not_to_blame_for_work_that_goes_on_without_it(looks: list[int], status: str | None) -> None:
     """Seen next to training on another GPU of the host: small kernels were held up, for honest calls as well."""
     ended: list[int] = []
-    known = judged(threads=1, cpu_seconds=lambda: 0.0, ask=lambda *_: ({}, 1e-3), spent=lambda reply, seconds: seconds)
+    known = judged(
+        threads=1, cpu_seconds=lambda: 0.0, ask=lambda *_: ({}, 1e-3), spent=lambda reply, seconds, calls: seconds
+    )
     known._kind, known._process.end, seen = "cuda", lambda: ended.append(len(looks)), iter(looks)
     known._quiet = SimpleNamespace(before=lambda: None, goes_on=lambda: "held up" * next(seen))
     if status is None:

@@ -490,6 +490,7 @@ def test_damaged_cell(refuse, folder, given, words):
     ("arguments", "words"),
     [
         pytest.param(["mesure", "pack"], "Did you mean 'measure'", id="unknown command"),
+        pytest.param(["--"], "Missing command", id="no command"),
         pytest.param(["measure"], "Missing argument", id="no bench"),
         pytest.param(["measure", "pack", "--seed", "many"], "--seed: got 'many'", id="text for a number"),
         pytest.param(["measure", "pack", "--token", "64"], "No such option: --token", id="unknown option"),

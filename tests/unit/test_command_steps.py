@@ -33,7 +33,7 @@ from moe_routing_bench.comparison import runs as compared
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.grid.cell import ISOLATE, Cell, Job, Settings
 from moe_routing_bench.packages import PACKAGE
-from moe_routing_bench.quality import seeds_needed
+from moe_routing_bench.quality import corpus_packages, corpus_preparation, seeds_needed, texts
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import NoForm, UserError
 
@@ -262,12 +262,9 @@ def test_a_run_without_a_learning_rate_has_that_of_its_best_pilot(monkeypatch, c
 
 def test_texts_are_prepared_below_their_folder(monkeypatch, tmp_path, capsys):
     given = []
-    modules = {
-        "texts": SimpleNamespace(folder=lambda: tmp_path),
-        "packages": SimpleNamespace(listed=lambda listed: ["listed", listed]),
-        "preparation": SimpleNamespace(prepare=lambda *values: given.append(values) or ["a line"]),
-    }
-    monkeypatch.setattr(train, "_module", lambda name: modules[name])
+    monkeypatch.setattr(texts, "folder", lambda: tmp_path)
+    monkeypatch.setattr(corpus_packages, "listed", lambda listed: ["listed", listed])
+    monkeypatch.setattr(corpus_preparation, "prepare", lambda *values: given.append(values) or ["a line"])
     monkeypatch.setattr(train, "read_mapping", lambda path: str(path))
     train.prepare_texts(Path("list.yaml"), 512, 0.25, 3)
     assert given == [(["listed", "list.yaml"], tmp_path / "archives", tmp_path / "packages", 0.25, 3, 512)]

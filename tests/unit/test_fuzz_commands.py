@@ -33,6 +33,7 @@ COUNT = int(os.environ.get("COMMANDS", "240"))
 WORK = {
     *(f"moe_routing_bench.{name}" for name in ("measure.supervisor", "measure.profiling", "measure.accuracy")),
     *(f"moe_routing_bench.{name}" for name in ("report.render", "report.site", "figures.paper")),
+    "moe_routing_bench.quality.corpus_preparation",
     *("moe_routing_kernels.ops", "moe_routing_kernels.cute.cache"),
 }
 SMALL = {"grid": [{"benches": ["pack"], "tokens": [64], "hidden": [64], "experts": [32], "top_k": [2]}]}
@@ -155,7 +156,7 @@ TEXTS = [
 
 
 class Worked(BaseException):
-    """A command would begin to measure, train, compile or draw."""
+    """A command would begin to measure, prepare texts, train, compile or draw."""
 
 
 def stop(*arguments: Any, **options: Any) -> None:

@@ -47,6 +47,7 @@ HOUSES = {
         "statistics": "intervals student",
         "quantities": "",
         "streams": "",
+        "children": "",
         "packages": "",
         "fields": "",
         "grid": "fields",
@@ -55,12 +56,12 @@ HOUSES = {
         "peers": "",
         "benches": "packages grid workload peers",
         "config": "fields grid workload benches",
-        "store": "packages parquet_sizes grid benches config",
-        "measure": "packages streams intervals statistics grid workload benches store",
+        "store": "children packages parquet_sizes grid benches config",
+        "measure": "children packages streams intervals statistics grid workload benches store",
         "traces": "statistics workload store",
         "quality": "packages statistics grid config store measure",
         "scale": "grid workload benches config store",
-        "comparison": "quantities intervals statistics grid benches config measure",
+        "comparison": "children quantities intervals statistics grid benches config measure",
         "api": "grid config store measure",
         "answers": "quantities grid benches config store comparison",
         "figures": "quantities statistics grid benches config store quality comparison",
@@ -207,6 +208,57 @@ def test_a_file_imports_what_its_part_may():
         if "torch" in {name[0] for name in names} and part(path) not in MAY_IMPORT_TORCH:
             wrong.append(f"{path}: torch")
     assert not wrong, "\n".join(wrong)
+
+
+# The names that these import by are in tables, of which other tests import all, or those of other packages.
+NAMED_ELSEWHERE = {
+    *("benches/bench", "cli/commands", "cli/doctor", "measure/originals", "measure/server"),
+    *("peers/sglang_triton", "peers/vllm_triton", "cute/cache", "implementations", "routers/zoo"),
+}
+
+
+def test_modules_that_are_imported_by_a_text_exist() -> None:
+    """A command imports many when it is called, and its tests often have others in their place."""
+    modules, elsewhere, count = {_name(path) for path in FILES}, set(), 0
+    for path in FILES:
+        for name in named_by_texts(path):
+            if name is None:
+                elsewhere.add("/".join(path.with_suffix("").relative_to(BENCH.parent).parts[1:]))
+            elif name.partition(".")[0] in HOUSES:
+                assert name in modules, f"{path}: {name}"
+                count += 1
+    assert elsewhere == NAMED_ELSEWHERE and count > 50
+
+
+def named_by_texts(path):
+    """What a file gives to `import_module`; None where that is not in the file."""
+    tree = parsed(path)
+    own = {"__name__": _name(path), "__package__": _name(path).rpartition(".")[0], "KERNELS": KERNELS.name}
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        if ast.unparse(call.func).endswith("import_module"):
+            within = [node for node in ast.walk(tree) if call in ast.walk(node)]
+            free = [node.id for node in ast.walk(call.args[0]) if isinstance(node, ast.Name) and node.id not in own]
+            values = [value for name in free for value in literals(name, within, tree)] if free else [""]
+            for value in values or [None]:
+                known = own | dict.fromkeys(free, value)
+                yield None if value is None else eval(ast.unparse(call.args[0]), {"__builtins__": {}}, known)
+
+
+def literals(name, within, tree):
+    """The literal texts that a variable goes through in a comprehension, or that its function is called with in this file."""
+    for node in within:
+        for loop in getattr(node, "generators", ()):
+            source = loop.iter
+            if isinstance(source, ast.Name):  # assigned in the same function
+                assigned = [one for each in within for one in ast.walk(each) if isinstance(one, ast.Assign)]
+                source = next((one.value for one in assigned if ast.unparse(one.targets[0]) == source.id), source)
+            if ast.unparse(loop.target) == name and isinstance(source, ast.Tuple):
+                yield from (one.value for one in source.elts if isinstance(one, ast.Constant))
+        parameters = [one.arg for one in node.args.args] if isinstance(node, ast.FunctionDef) else []
+        if name in parameters:
+            calls = [one for one in ast.walk(tree) if isinstance(one, ast.Call) and ast.unparse(one.func) == node.name]
+            given = [one.args[parameters.index(name)] for one in calls if len(one.args) > parameters.index(name)]
+            yield from (one.value for one in given if isinstance(one, ast.Constant))
 
 
 def test_the_client_and_the_server_stand_alone():

@@ -16,7 +16,7 @@ from moe_routing_bench.comparison import runs
 from moe_routing_bench.figures import training_rows
 from moe_routing_bench.packages import PACKAGE
 from moe_routing_bench.report import headlines
-from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.errors import MOST_LETTERS, UserError
 
 RESULTS = PACKAGE.parents[1] / "results"
 
@@ -24,6 +24,12 @@ RESULTS = PACKAGE.parents[1] / "results"
 def test_a_model_without_a_preset_is_told_how_to_add_one():
     with pytest.raises(UserError, match="`--models FILE` adds presets of your own"):
         api.jobs("gate", model="my-moe")
+
+
+def test_a_model_with_a_long_name_is_refused_in_a_line_that_is_not():
+    with pytest.raises(UserError, match=r"^model: got '999.* say the sizes without one$") as found:
+        ask("9" * 400, experts=64)
+    assert len(str(found.value)) <= MOST_LETTERS
 
 
 def test_a_platform_without_rows_is_told_which_there_are(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from moe_routing_bench.config import axes, expand, presets
 from moe_routing_bench.config.axes import AXES, PRESET
 from moe_routing_bench.store import paths
 from moe_routing_bench.store.project_files import own_or_shipped
-from moe_routing_kernels.errors import UserError, bad, near, pick
+from moe_routing_kernels.errors import bad, near, pick
 from moe_routing_kernels.formats import weights
 
 PLATFORM = "nvidia-h200"
@@ -139,7 +139,7 @@ def _preset(model: str, own: str | Path | None) -> tuple[dict[str, Any], str]:
             f"{near(model, list(known)) + '; ' if near(model, list(known)) else ''}`--models FILE` adds presets of your own, `moe-routing-bench preset CONFIG.JSON` "
             "writes one, and --hidden, --intermediate, --experts and --top-k say the sizes without one"
         )
-        raise UserError(f"model: got {model!r}; allowed: a preset of config/models.yaml ({len(known)}); hint: {hint}")
+        raise bad("model", model, f"a preset of config/models.yaml ({len(known)})", hint)
     found = {name: value for name, value in presets.values(known[model]).items() if value is not None}
     return found, known[model].unsupported
 

@@ -156,6 +156,11 @@ class Commands(TyperGroup):
         with _one_line(ctx):
             return super().resolve_command(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Raises `UserError` where none is named, as after `--`."""
+        with _one_line(ctx):
+            return super().invoke(ctx)
+
     def list_commands(self, ctx: Any) -> list[str]:
         """The names, in the order of the help."""
         return list(self.commands)

@@ -148,9 +148,11 @@ def prepare_texts(
         raise bad("--share", share, "a number above 0 and below 1")
     path = packages or project_files.own_or_shipped(Path("config/texts.yaml"))
     texts = _module("texts")
-    listed = _module("packages").listed(read_mapping(path))
+    listed = _module("corpus_packages").listed(read_mapping(path))
     folder = texts.folder() / PACKAGES
-    for line in _module("preparation").prepare(listed, texts.folder() / "archives", folder, share, seed, vocabulary):
+    for line in _module("corpus_preparation").prepare(
+        listed, texts.folder() / "archives", folder, share, seed, vocabulary
+    ):
         print(line)
     print(f"wrote {folder}")
 

@@ -7,24 +7,20 @@ what both cells need, time t at the neighbour allows t to r t here. A time is im
 `LEAST_NEIGHBOURS` allow, each widened by `FACTOR` both ways. One outlier among the neighbours is outvoted.
 """
 
-import contextlib
 import functools
 import itertools
 import math
-import signal
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import Pipe, get_context
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from moe_routing_bench.children import forked
 from moe_routing_bench.comparison.verdicts import replaced
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.quantities import us
-from moe_routing_kernels.errors import bad
 from moe_routing_kernels.formats import QUANTISED
 
 FACTOR = 3.0  # rows of one H200 stay within 2.1 of what their neighbours allow
@@ -162,27 +158,10 @@ def with_anomalies(table: pa.Table, again: pa.Table | None, others: Sequence[_Ru
     """
     if len(table) < _MANY_ROWS:
         return replaced(functools.reduce(lambda rows, rule: rule(rows), others, table), _doubts(table, again))
-    receive, send = Pipe(duplex=False)
-    child = get_context("fork").Process(target=_send, args=(receive, send, table, again), daemon=True)
-    child.start()
-    send.close()
-    with receive:
-        try:
-            table = functools.reduce(lambda rows, rule: rule(rows), others, table)
-            return replaced(table, receive.recv())
-        except EOFError as error:
-            raise bad("the process that looks for times in doubt", "a death", "rows", "is there memory?") from error
-        finally:
-            child.kill()  # all that it does is to send
-            child.join()
-
-
-def _send(receive: Connection, send: Connection, table: pa.Table, again: pa.Table | None) -> None:
-    """In the child, which Ctrl-C leaves to the other process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    receive.close()
-    with contextlib.suppress(BrokenPipeError):
-        send.send(_doubts(table, again))
+    with forked(functools.partial(_doubts, table), "the process that looks for times in doubt") as ask:
+        doubts = ask([again])
+        table = functools.reduce(lambda rows, rule: rule(rows), others, table)
+        return replaced(table, *doubts.result())
 
 
 def _doubts(table: pa.Table, again: pa.Table | None) -> dict[str, list[Any]]:

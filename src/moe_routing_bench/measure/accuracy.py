@@ -1,4 +1,4 @@
-"""How exact kernels are with quantised weights, and what the formats themselves lose. No times.
+"""How right implementations are, without times: one call in this process, and errors of kernels with quantised weights and of their formats.
 
 A kernel is compared with what the quantised weights and rows stand for (its exactness), and that with the same experts before
 anything was quantised (the cost of the formats), both as results of `experts`. The cost is also that of the weights by themselves, over
@@ -15,10 +15,13 @@ import torch
 from torch import Tensor
 
 from moe_routing_bench.benches.bench import find
-from moe_routing_bench.grid.cell import Cell
-from moe_routing_bench.measure import provenance
+from moe_routing_bench.benches.checks import Check
+from moe_routing_bench.benches.plugins import bench_of
+from moe_routing_bench.grid.cell import Cell, Job
+from moe_routing_bench.measure import memory, provenance, verify
+from moe_routing_bench.store import platforms
 from moe_routing_bench.workload.draw import generator
-from moe_routing_kernels.errors import one_line
+from moe_routing_kernels.errors import bad, one_line
 from moe_routing_kernels.formats import groups
 from moe_routing_kernels.formats.weights import WEIGHTS, WeightFormat
 from moe_routing_kernels.target import Target
@@ -32,6 +35,31 @@ DRAWS: Mapping[str, str] = MappingProxyType(
 )
 Row = dict[str, Any]
 Tensors = dict[str, Tensor]
+
+
+def check(job: Job) -> Check:
+    """Compare what the job's one implementation writes, into poisoned outputs, with the reference.
+
+    Raises `UserError` where it cannot run this cell on this machine.
+    """
+    (name,), cell, bench = job.implementations, job.cell, bench_of(job)
+    platform, implementation = platforms.current(), bench[name]
+    reason = platforms.missing(implementation.requires, platform, implementation.peer)
+    if "ranks" in cell:
+        reason = f"it is a call of {cell.ranks} processes; `measure` makes them"
+    reason = reason or bench.supports(name, cell, Target.here())
+    if reason:
+        raise bad(f"implementation of {bench.name}", name, "one that can run this cell here", reason)
+    device, definition = "cpu" if platform == platforms.CPU else "cuda", bench.definition()
+    shared = definition.shared(cell, cell.seed, device) if hasattr(definition, "shared") else {}
+    drawn = definition.build(cell, cell.seed, device) | shared
+    outputs, expected = definition.empty_outputs(cell, drawn), definition.reference(cell, drawn)
+    memory.poison(outputs)
+    returned = bench.bind(name, cell, drawn | outputs)()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    results = outputs | (returned if isinstance(returned, dict) else {})
+    return verify.checked(bench, name, cell, drawn, outputs, results, expected)
 
 
 def rows(cell: Cell, drawn: str, names: Sequence[str], device: str) -> list[Row]:

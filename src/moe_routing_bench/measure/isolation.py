@@ -123,8 +123,8 @@ class Runner:
             return Ended("out_of_memory", "its process was killed by the kernel for want of memory")
         return Ended("crashed", f"its process {manner}")
 
-    def spent(self, reply: dict[str, Any], seconds: float) -> float:
-        """The seconds of a turn that count: all between request and reply."""
+    def spent(self, reply: dict[str, Any], seconds: float, calls: int) -> float:
+        """The seconds of a turn of so many calls that count: all between request and reply."""
         return seconds
 
     def believed(self) -> None:

@@ -4,9 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
-import threading
 import time
-from collections.abc import Iterator
 
 _PDEATHSIG, _DUMPABLE, _DROP_FROM_BOUNDS, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 36, 38  # of prctl
 _CAPABILITY_VERSION = 0x20080522
@@ -18,20 +16,6 @@ _LOOKING_IN = (17, 19, 21)  # CAP_SYS_RAWIO, CAP_SYS_PTRACE, CAP_SYS_ADMIN
 def adopt() -> None:
     """From now on the orphans among this process's descendants become its children, whatever session they are in."""
     ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[list[int]]:
-    """Collect interrupts in place of raising them: Python swallows one that comes in what it runs around a fork, as `logging` has it do."""
-    interrupts: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # which alone is interrupted
-        yield interrupts
-        return
-    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
-    try:
-        yield interrupts
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def end_with(parent: int) -> None:

@@ -58,7 +58,7 @@ class RankGroup:
         times = [self.ask("rest")[1] * 1e6 for _ in range(_BARRIERS)]
         self.handover_us, self.least_handover_us = median(times), min(times)
         self._peer_copy: float | None = None
-        self._barrier_us, self._over_turn, self._sets = 0.0, float("inf"), 0
+        self._barrier_us, self._over_turn = 0.0, float("inf")
         self._medians: list[list[float]] = [[] for _ in range(self.ranks)]
 
     @property
@@ -78,7 +78,6 @@ class RankGroup:
             stacked, shared, descriptors = sets.handles(functools.partial(is_of, rank=rank))
             each.append(((runner.Sets(stacked, shared),), descriptors))
         (reply, *_), _ = self._asked("bind", each)
-        self._sets = len(sets)
         return reply | {"rotations": 1, "warmup_calls": self._warmed_up(len(sets))}
 
     def _warmed_up(self, sets: int) -> int:
@@ -103,10 +102,7 @@ class RankGroup:
         replies, seconds = self._asked(request, [(arguments, ())] * self.ranks)
         if moves:
             self._asked("fetch", none)
-        if request == "limit":
-            (self._sets,) = arguments
-        calls = self._sets * int(arguments[0]) if request in ("warm", "rotate") else 0
-        return {"ranks": replies, "calls": calls}, seconds
+        return {"ranks": replies}, seconds
 
     def _asked(
         self, request: str, each: Sequence[tuple[Sequence[Any], Sequence[int]]]
@@ -168,11 +164,11 @@ class RankGroup:
             return Failure("timeout", f"{ranks}: {step}: no word for {seconds:.1f} s{waited}")
         return Failure(failed[first].status, f"rank {first} of {self.ranks}: {failed[first].reason}")
 
-    def spent(self, reply: dict[str, Any], seconds: float) -> float:
-        """The seconds of a turn that count: those of the slowest rank."""
+    def spent(self, reply: dict[str, Any], seconds: float, calls: int) -> float:
+        """The seconds of a turn of so many calls that count: those of the slowest rank."""
         times = [_time(rank, of_rank) for rank, of_rank in enumerate(reply["ranks"])]
         for medians, nanoseconds in zip(self._medians, times, strict=True):
-            medians.append(nanoseconds / reply["calls"] / 1e3)
+            medians.append(nanoseconds / calls / 1e3)
         turn = max(times) / 1e9
         passed = seconds - (self.least_handover_us + self._barrier_us) / 1e6
         self._over_turn = min(self._over_turn, passed / max(turn, 1e-9))

@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import streams
+from moe_routing_bench import children, streams
 from moe_routing_bench.benches.plugins import bench_of, fingerprint
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import completion, gpus, processes
@@ -117,7 +117,7 @@ def _attempt(
     supervisor, others = os.getpid(), processes.offspring()
     ceilings = f"ceilings of {job.settings.cpu_threads} CPU threads"
     known = caller.memory.get(ceilings) if caller.memory and device == "cpu" else None
-    with processes.uninterrupted() as interrupts:
+    with children.uninterrupted() as interrupts:
         child = os.fork()
     if child == 0:
         receive.close()

@@ -77,7 +77,7 @@ class Turns:
         rotations = _whole(reply, "rotations", 1, 1 if one else 1 << 20)
         self.warmup_calls = _whole(reply, "warmup_calls", 1, 1 << 40)
         self._computed = self._passed = 0.0
-        self._request, self._count, self._rotations = "rotate", 1, 1
+        self._request, self._count, self._rotations = "rotate", 1, {"rotate": 1}
         least_us = max(job.settings.interval_us, process.overhead_us / _SHARE)
         if one:
             self._limit(max(job.settings.check_seeds, ceil(least_us * self.sets / self._once_us("rotate"))))
@@ -89,7 +89,7 @@ class Turns:
         self.returned: Sequence[Any] = Shown(self.sets, shown) if wanted else [None] * self.sets
         if not one:
             self._rotate_for(max(least_us, _LEAST_TURN_US), rotations)
-        self.calls = self.sets * self._rotations * self._count
+        self.calls = self.sets * self._rotations[self._request] * self._count
 
     def _limit(self, count: int) -> None:
         """Let so many sets take part, if there are."""
@@ -102,7 +102,7 @@ class Turns:
         """Choose how many rotations a turn of a GPU holds; a graph may hold several of them."""
         once = self._once_us("rotate")
         if rotations > 1 and once < least_us:
-            self._request, self._rotations = "run", rotations
+            self._request, self._rotations["run"] = "run", rotations
             once = self._once_us("run")
         self._count = max(1, -(-int(least_us) // max(1, int(once))))
 
@@ -167,7 +167,7 @@ class Turns:
 
     def _few_with_many(self, sign: Callable[[], object]) -> None:
         """`Failure` where few rotations cost more than many, or where new values do. Few is one, but as many as a hand-over is little of."""
-        many = self._rotations * self._count
+        many = self._rotations[self._request] * self._count
         overhead_us = self._process.least_handover_us + _LAUNCH_US
         timed, alone, known, novel = [], [], [], []
         longest = max(self._turn("rotate", 1).us, 1e-3)
@@ -249,7 +249,7 @@ class Turns:
             if self._kind == "cpu" and computed > _CORES * threads * (seconds if threads == 1 else whole) + 2e-3:
                 raise self._several_cores(computed / seconds)
             if not (busy := self._quiet.goes_on()):
-                return Turn(self._process.spent(reply, seconds), computed)
+                return Turn(self._process.spent(reply, seconds, self.sets * self._rotations[request] * count), computed)
         self._process.end()
         if any(self._quiet.goes_on() for _ in range(_TRIES)):
             raise Failure("timeout", f"the GPU was at work for others, or the host: {busy}")

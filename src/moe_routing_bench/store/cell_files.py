@@ -1,16 +1,11 @@
 """The files of cells: all of a grid joined, each checked against the job that it should have been measured for, or what they say of themselves."""
 
-import contextlib
 import functools
 import itertools
 import json
 import shlex
-import signal
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from multiprocessing import Pipe, get_context
-from multiprocessing.connection import Connection
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ import pyarrow as pa
 
 from moe_routing_bench.benches import plugins
 from moe_routing_bench.benches.bench import find
+from moe_routing_bench.children import forked
 from moe_routing_bench.grid.cell import Job, spec_hash
 from moe_routing_bench.store import contradictions
 from moe_routing_bench.store.parquet import KEEP, Newer, outvoted, sealed_metadata, some
@@ -111,36 +107,16 @@ def _parts(files: Mapping[Path, Job], platform: str, meanwhile: _Work) -> list[_
     if len(each) < 2:
         meanwhile()
         return [_part(part, platform) for part in each]
-    ours, theirs = Pipe()
-    child = get_context("fork").Process(target=_answer, args=(each, platform, ours, theirs), daemon=True)
-    child.start()
-    theirs.close()
     left = iter(range(1, len(each)))  # of which both processes take one at a time
-    with ours, ThreadPoolExecutor(1) as pool:
-        try:
-            answers = pool.submit(lambda: {number: _ask(ours, number) for number in itertools.chain([0], left)})
-            meanwhile()
-            parts = {number: _part(each[number], platform) for number in left} | answers.result()
-        except (EOFError, OSError) as error:  # before the child's part, or within it
-            raise bad("the reader of half of the cell files", "a death", "rows", "is there memory?") from error
-        finally:
-            child.kill()  # which ends the thread; all that it does is to read
-            child.join()
+
+    def numbered(number: int) -> tuple[int, _Part]:
+        return number, _part(each[number], platform)
+
+    with forked(numbered, "the reader of half of the cell files") as ask:
+        theirs = ask(itertools.chain([0], left))
+        meanwhile()
+        parts = dict([*map(numbered, left), *theirs.result()])
     return [parts[number] for number in range(len(each))]
-
-
-def _ask(child: Connection, number: int) -> _Part:
-    child.send(number)
-    return child.recv()
-
-
-def _answer(parts: Sequence[Mapping[Path, Job]], platform: str, theirs: Connection, ours: Connection) -> None:
-    """In the child: read the parts whose numbers come, until it is killed or the other process is."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    theirs.close()
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            ours.send(_part(parts[ours.recv()], platform))
 
 
 def _part(files: Mapping[Path, Job], platform: str) -> _Part:
