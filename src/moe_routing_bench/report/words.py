@@ -74,8 +74,8 @@ def _measured(one: Mapping[str, Any], versions: Mapping[str, str], several: bool
 
 def suspects(frame: pd.DataFrame) -> str:
     """How many rows are suspect, of those with a time; empty where none is."""
-    timed = frame[frame["status"] == "ok"]
-    found = int((timed["suspect"] == True).sum())  # noqa: E712
+    timed = frame.loc[frame["status"] == "ok", "suspect"]
+    found = int((timed == True).sum())  # noqa: E712
     return f"{found} of {count(len(timed), 'row')} with a time {'is' if found == 1 else 'are'} suspect" if found else ""
 
 
