@@ -213,13 +213,12 @@ def unpaired_ratio(
     Interval and p are None where either has too few, or where they say nothing.
     """
     logs = [np.log(side) for side in (before, after)]
-    median = float(np.median(logs[0]) - np.median(logs[1]))
     a, b = (_estimate(side, turn) for side, turn in zip(logs, turns, strict=True))
     if a is None or b is None:
-        return float(np.exp(median)), None, None, None
+        return float(np.exp(float(np.median(logs[0]) - np.median(logs[1])))), None, None, None
     error = float(np.hypot(a.error, b.error))
     freedom = error**4 / (a.error**4 / a.freedom + b.error**4 / b.freedom) if error else _LEAST_FREEDOM
-    return _Estimate(median, a.centre - b.centre, error, freedom).ratio
+    return _Estimate(a.median - b.median, a.centre - b.centre, error, freedom).ratio
 
 
 def _estimate(values: Sequence[float] | np.ndarray, turns: Sequence[int] | None) -> _Estimate | None:

@@ -1,6 +1,7 @@
 """What becomes of every implementation, whatever its worker does: workers that follow a script, in processes of their own."""
 
 import contextlib
+import gc
 import inspect
 import os
 import re
@@ -506,11 +507,11 @@ def test_a_worker_that_is_gone_before_it_is_killed(refusal, monkeypatch) -> None
     ],
 )
 def test_a_worker_never_returns(end, code, monkeypatch, capsys) -> None:
-    """It leads a group of its own, starts no pool of processes, and says what it died of."""
+    """It leads a group of its own, starts no pool of processes, collects no garbage of what it has imported, and says what it died of."""
     said = []
 
     def run(*given):
-        said.append(given)
+        said.append((*given, gc.isenabled(), gc.get_freeze_count() > 0))
         if end:
             raise end
 
@@ -531,7 +532,8 @@ def test_a_worker_never_returns(end, code, monkeypatch, capsys) -> None:
         one.setattr(os, "_exit", leave)
         with pytest.raises(Exited):
             supervisor._child("job", "device", ["torch"], send, 17, False)
-    assert said == [(0, 0), ("ends with", 17), ("job", "device", ["torch"], "send", False), code]
+    gc.unfreeze()
+    assert said == [(0, 0), ("ends with", 17), ("job", "device", ["torch"], "send", False, True, True), code]
     assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
     assert ("boom" in capsys.readouterr().err) == isinstance(end, RuntimeError)
 

@@ -93,6 +93,7 @@ def timed(what: str, folder: Path, *command: str) -> None:
 
 def main(folder: Path) -> None:
     """Make the grids and tables below `folder`, and run the commands."""
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # a user's Python compiles the package once, not in every command
     planned = (
         "snakemake",
         "--dry-run",

@@ -195,6 +195,7 @@ def test_ratio_of_two_runs():
     assert intervals.unpaired_ratio([20.0] * 3, [10.0] * 4) == pytest.approx((2, 2, 2, 0))
     assert intervals.unpaired_ratio([10.0] * 3, [10.0] * 4) == (1, 1, 1, 1)
     assert intervals.unpaired_ratio([20.0] * 2, [10.0] * 9) == pytest.approx((2, None, None, None))
+    assert intervals.unpaired_ratio([10.0, 11.0, 13.0], [10.0] * 4)[0] == pytest.approx(1.1), "a median, not the centre"
     rng, covered = np.random.default_rng(2), 0
     for _ in range(600):
         before, after = 20 * np.exp(rng.normal(0, 0.01, 12)), 10 * np.exp(rng.normal(0, 0.03, 20))

@@ -786,7 +786,7 @@ def test_rows_that_need_attention_and_times_that_are_doubted(tmp_path, monkeypat
     assert progress._unreliable(rows_[:1]) == [] and progress._unreliable(rows_[:2]) == [
         "Unreliable: 1 of 2 times: 1 with a wider interval than asked"
     ]
-    assert progress.unwell(rows_) == ["gate c a: crashed: why not"]
+    assert study.unwell(rows_) == ["gate c a: crashed: why not"]
     monkeypatch.chdir(tmp_path)
     assert progress.closing("cpu") == ""
     paths.measurements("cpu").parent.mkdir(parents=True)

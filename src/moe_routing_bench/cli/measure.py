@@ -27,12 +27,10 @@ from moe_routing_bench.cli.options import (
     with_axes,
 )
 from moe_routing_bench.cli.printing import show
-from moe_routing_bench.cli.profile import profiled
 from moe_routing_bench.grid.cell import ISOLATE, Job, Settings
 from moe_routing_bench.quantities import count
-from moe_routing_bench.store import cell_files, paths, platforms
-from moe_routing_bench.store.parquet import write_table
-from moe_routing_bench.study import config_or_last, jobs_of, progress, references
+from moe_routing_bench.store import paths, platforms
+from moe_routing_bench.study import config_or_last, jobs_of, references, unwell
 from moe_routing_kernels.errors import bad, pick, writing
 from moe_routing_kernels.formats.weights import WEIGHTS
 
@@ -108,8 +106,8 @@ def measure(
     if out:
         print(f"wrote {out}", file=sys.stdout if tables else sys.stderr)
     if profile:
-        profiled(jobs[0], rows, profile, tables)
-    if wrong := progress.unwell(rows):
+        importlib.import_module("moe_routing_bench.cli.profile").profiled(jobs[0], rows, profile, tables)
+    if wrong := unwell(rows):
         print(f"{len(wrong)} of {len(rows)} rows are of implementations that failed", file=sys.stderr)
         raise typer.Exit(1)
 
@@ -176,6 +174,9 @@ def measure_again(
     """
     effective, platform, _ = config_or_last(config, config_json, platform, run)
     anomalies = importlib.import_module("moe_routing_bench.comparison.anomalies")  # pandas takes a second
+    cell_files, parquet = (
+        importlib.import_module(f"moe_routing_bench.store.{name}") for name in ("cell_files", "parquet")
+    )
     out = options.chosen(out, paths.again(platform), force)
     jobs = paths.cell_files(platform, jobs_of(effective))
     first = cell_files.collect(jobs, platform).to_pandas()
@@ -183,7 +184,7 @@ def measure_again(
     wanted = [job for job in jobs.values() if job.hash in chosen]
     here = platforms.current() == platform.partition(".")[0]
     rows = [row for job in wanted for row in _announced(job)] if here else []
-    write_table(out, anomalies.seconds(first, rows))
+    parquet.write_table(out, anomalies.seconds(first, rows))
     why = "" if here else f", because this machine is {platforms.current()}"
     print(
         f"wrote {out}: of {len(jobs)} cells {len(wanted)} to measure once more{', none was' if wanted and not here else ''}{why}"

@@ -19,7 +19,7 @@ from moe_routing_bench.quality import plan as training
 from moe_routing_bench.quantities import count, counts
 from moe_routing_bench.store import cell_files, paths, records
 from moe_routing_bench.store.parquet import KEEP
-from moe_routing_bench.study import config_or_last, jobs_of, last, progress
+from moe_routing_bench.study import config_or_last, jobs_of, last, progress, unwell
 from moe_routing_kernels.errors import bad
 
 
@@ -40,7 +40,7 @@ def status(config: Configs = None, config_json: ConfigJson = None, platform: Pla
         mean = sum(seconds) / len(seconds)
         print(f"about {duration(mean * cells.remain)} at {mean:.1f} s a cell")
     print(f"rows: {counts([row['status'] for row in cells.rows])}")
-    for line in progress.unwell(cells.rows):
+    for line in unwell(cells.rows):
         print(f"  {line}")
     for kind in progress.of_training(planned, platform):
         print(kind)

@@ -18,8 +18,7 @@ from moe_routing_bench.cli.rounds import Rivals, Round, Sources, Warmth
 from moe_routing_bench.grid.cell import Job, Settings
 from moe_routing_bench.packages import PACKAGE, PACKAGES
 from moe_routing_bench.quantities import count
-from moe_routing_bench.study import references
-from moe_routing_bench.study.progress import FINE
+from moe_routing_bench.study import FINE, references
 from moe_routing_kernels.errors import UserError, bad, one_line, pick
 
 POLL_SECONDS = 0.1

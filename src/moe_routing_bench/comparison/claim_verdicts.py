@@ -80,7 +80,8 @@ def reproduced(claim: Claim, ours: float) -> bool:
 
 def matching(rows: pd.DataFrame, check: Check, implementation: str) -> pd.DataFrame:
     """The rows of an implementation with the axes of a check; an axis that is `none` there has no value."""
-    found = rows.index[(rows["bench"] == check.bench) & (rows["implementation"] == implementation)]
+    # `isin` looks texts up, where `==` compares them one by one: a quarter of the time, for each of many claims.
+    found = rows.index[rows["bench"].isin([check.bench]) & rows["implementation"].isin([implementation])]
     for name, asked in check.axes.items():
         column, value = rows.loc[found, name], axes.spelled(AXES[name], asked)
         found = found[column.isna() if value is None or value == "none" else column == value]

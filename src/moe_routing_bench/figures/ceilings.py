@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.figures import palette, row_groups
-from moe_routing_bench.figures.chart import Chart, Scale, marks, nothing, row, thinned
+from moe_routing_bench.figures.chart import Chart, Scale, doubts, marks, nothing, row, thinned
 from moe_routing_bench.quantities import us
 
 ROOF = "roof"
@@ -27,35 +27,34 @@ def bandwidth(table: pd.DataFrame) -> Chart:
         reason = "no bench that only moves data was measured" if some else row_groups.why(table, *benches)
         return nothing("points", _BYTES, _RATE, rows, reason)
     far = [bench for bench in benches if _mostly_far_below(rows[rows["bench"] == bench])]
-    labels = row_groups.labels(rows).to_dict()
+    own = {bench: (_BYTES, Scale(_RATE.label, "log")) for bench in far}
+    placed = rows.iloc[np.argsort(rows["bench"].map(benches.index), kind="stable")]
+    placed = placed.assign(
+        panel=placed["bench"],
+        series=placed["implementation"],
+        x=placed["compulsory_bytes"] / 1e6,
+        y=placed["gb_per_s"],
+        doubt=[doubts(one) for one in row_groups.records(placed, ())],
+    )
+    kept, covered = thinned(placed, lambda panel: own.get(panel, (_BYTES, _RATE)))
+    labels = row_groups.labels(rows)[kept.index].to_dict()
     records = [
-        {
-            "panel": one["bench"],
-            "series": one["implementation"],
-            "x": one["compulsory_bytes"] / 1e6,
-            "y": one["gb_per_s"],
-            "low": low,
-            "high": high,
-            "says": says,
-        }
+        {"panel": one["bench"], "series": one["implementation"], "x": one["x"], "y": one["y"]}
+        | {"low": low, "high": high, "says": f"{labels[one['index']]}, {one['share_of_copy']:.0%} of the copy"}
         | row(one)
-        for bench in benches
-        for one in row_groups.records(rows[rows["bench"] == bench], _POINT)
+        for one in row_groups.records(kept, (*_POINT, "x", "y"))
         for low, high in [(one["compulsory_bytes"] / one[end] / 1e3 for end in ("ci_high_us", "ci_low_us"))]
-        for says in [f"{labels[one['index']]}, {one['share_of_copy']:.0%} of the copy"]
     ]
     copy = rows["copy_gb_per_s"].median()
     note = _points(rows)
     note += "" if np.isnan(copy) else f"; dashed: a copy, {copy:,.0f} GB/s"
     tints = palette.tints(rows["implementation"])
-    own = {bench: (_BYTES, Scale(_RATE.label, "log")) for bench in far}
-    points, covered = thinned(marks(records), lambda panel: own.get(panel, (_BYTES, _RATE)))
     note += f"; {covered}" * bool(covered)
     return Chart(
         "points",
         _BYTES,
         _RATE,
-        points,
+        marks(records),
         tints,
         rows,
         None if np.isnan(copy) else float(copy),

@@ -166,8 +166,8 @@ def _fewer(chart: Chart, preferred: Callable[[Chart], list[str]]) -> Chart:
     order, shown, kept = preferred(chart), chart.shown, set()
     bare = {name: name.removesuffix(NOT_CAUSAL) for name in order}
     columns = [one for one in ("implementation", "contestant", "router") if one in shown]
-    rows = {one: shown[one].astype(str).str.removesuffix(NOT_CAUSAL) for one in columns}
-    known = {one: set(names) for one, names in rows.items()}
+    names_of = {one: {name: str(name).removesuffix(NOT_CAUSAL) for name in shown[one].unique()} for one in columns}
+    known = {one: set(names.values()) for one, names in names_of.items()}
     column = next((one for one, there in known.items() if there & set(bare.values())), None)
     measured = {
         name for name in order if column is None or bare[name] in known[column]
@@ -178,12 +178,13 @@ def _fewer(chart: Chart, preferred: Callable[[Chart], list[str]]) -> Chart:
             kept.add(next(name for name in order if name in wanted))
     kept |= set([name for name in order if name not in kept][: MOST_SERIES - len(kept)])
     names = {bare[name] for name in kept}
+    rows = [name for name, own in names_of.get(column or "", {}).items() if own in names]
     note = f"{len(kept)} of {len(chart.colors)} series, the others are in the tables"
     return replace(
         chart,
         marks=chart.marks[chart.marks["series"].isin(kept) & ~chart.marks["join"].isin(set(chart.colors) - kept)],
         colors={name: tint for name, tint in chart.colors.items() if name in kept},
-        shown=shown if column is None else shown[rows[column].isin(names)],
+        shown=shown if column is None else shown[shown[column].isin(rows)],
         note="; ".join(filter(None, (chart.note, note))),
     )
 

@@ -78,7 +78,7 @@ def labels(rows: pd.DataFrame, but: Iterable[str] = ()) -> pd.Series:
     What a model sets is left out where its rows agree in it. Rows that differ in an axis have different labels.
     """
     texts_of = {name: _said(AXES[name], _own(rows, name)) for name in AXES if name not in set(but)}
-    texts_of = {name: texts for name, texts in texts_of.items() if any(texts)}
+    texts_of = {name: texts for name, texts in texts_of.items() if texts}
     others = set(AXES) - set(PRESET)
     implied = {model: set(PRESET) - set(pooled(group, but=others)) for model, group in rows.groupby("model")}
     models = rows["model"].astype(object).where(rows["model"].notna(), None).tolist()
@@ -86,15 +86,18 @@ def labels(rows: pd.DataFrame, but: Iterable[str] = ()) -> pd.Series:
         model: [texts for name, texts in texts_of.items() if name not in implied.get(model, ())]
         for model in set(models)
     }
-    texts = [" ".join(value[i] for value in shown[model] if value[i]) for i, model in enumerate(models)]
+    texts = [" ".join([text for value in shown[model] if (text := value[i])]) for i, model in enumerate(models)]
     return pd.Series(texts, index=rows.index, dtype=object)
 
 
 def _said(axis: Axis, values: pd.Series) -> list[str]:
-    """What each row has of an axis, in the spelling of keys; nothing where it is missing or the default."""
+    """What each row has of an axis, in the spelling of keys; nothing where it is missing or the default, and an empty list where it is in all rows."""
     places, distinct = pd.factorize(values)
     texts = ["" if value == axis.default else axis.text(axis.kind(value)) for value in distinct]
-    return [texts[place] if place >= 0 else "" for place in places]
+    if not any(texts):
+        return []
+    texts.append("")  # of a missing value, whose place is -1
+    return [texts[place] for place in places.tolist()]
 
 
 def _own(rows: pd.DataFrame, name: str) -> pd.Series:

@@ -5,6 +5,7 @@ the others are measured again. Every requested implementation ends with a row.
 """
 
 import contextlib
+import gc
 import os
 import pickle
 import signal
@@ -214,8 +215,11 @@ def _child(job: Job, device: str, pending: list[str], send: Connection, supervis
         processes.first_to_go()
         processes.adopt()  # so that it sees what an implementation starts
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that would outlive a kill
+        gc.disable()  # collections while torch is imported would take an eighth of that time, and find nothing
         from moe_routing_bench.measure import worker
 
+        gc.freeze()  # as a warm server does: no collection goes through these modules while samples are taken
+        gc.enable()
         worker.run(job, device, pending, send.send, *options)
         code = 0
     except SystemExit as error:

@@ -63,8 +63,10 @@ def unfound(table: pd.DataFrame) -> str:
 
 def doubted(rows: pd.DataFrame) -> pd.Series:
     """Whether each row is suspect for more than a drift of the ceilings, so that ratios within its cell are in doubt as well."""
-    pairs = rows[["suspect", "suspect_reason"]].to_dict("records")
-    return pd.Series([row["suspect"] is True and not drifted_alone(row) for row in pairs], rows.index, bool)
+    names = ("suspect", "suspect_reason")
+    pairs = zip(*(rows[name].tolist() for name in names), strict=True)
+    found = [one[0] is True and not drifted_alone(dict(zip(names, one, strict=True))) for one in pairs]
+    return pd.Series(found, rows.index, bool)
 
 
 def sound(table: pd.DataFrame, ratios: bool = False) -> pd.DataFrame:

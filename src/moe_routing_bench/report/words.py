@@ -55,9 +55,9 @@ def scope(frame: pd.DataFrame) -> str:
 
 def measured(frame: pd.DataFrame, versions: Mapping[str, str] = MappingProxyType({}), said: str = "Measured") -> str:
     """Which version and commit measured the rows, when and on which cards; `versions` are those of commits."""
-    kept = frame[[name for name in manifest.COLUMNS if name in frame]]
-    columns = [kept[name].astype(object).where(kept[name].notna(), None).tolist() for name in kept]
-    entries = manifest.groups([dict(zip(kept, values, strict=True)) for values in zip(*columns, strict=True)])
+    names = [name for name in manifest.COLUMNS if name in frame]
+    columns = [frame[name].astype(object).where(frame[name].notna(), None).tolist() for name in names]
+    entries = manifest.groups([dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)])
     return (
         f"{said} by {'; by '.join(_measured(one, versions, len(entries) > 1) for one in entries)}." if entries else ""
     )
@@ -74,8 +74,8 @@ def _measured(one: Mapping[str, Any], versions: Mapping[str, str], several: bool
 
 def suspects(frame: pd.DataFrame) -> str:
     """How many rows are suspect, of those with a time; empty where none is."""
-    timed = frame[frame["status"] == "ok"]
-    found = int((timed["suspect"] == True).sum())  # noqa: E712
+    timed = frame.loc[frame["status"] == "ok", "suspect"]
+    found = int((timed == True).sum())  # noqa: E712
     return f"{found} of {count(len(timed), 'row')} with a time {'is' if found == 1 else 'are'} suspect" if found else ""
 
 

@@ -186,13 +186,13 @@ def frame(table: pa.Table) -> "pd.DataFrame":
     import pandas as pd
 
     names = [field.name for field in table.schema if pa.types.is_string(field.type)]
-    texts = np.empty((len(table), len(names)), object)
+    texts = np.empty((len(names), len(table)), object)  # the order in which pandas keeps columns
     for i, name in enumerate(names):  # equal texts are one object, which saves most of the memory of many rows
         coded = table[name].combine_chunks().dictionary_encode()
         distinct = np.array([*coded.dictionary.to_pylist(), np.nan], object)
-        texts[:, i] = distinct[coded.indices.fill_null(len(distinct) - 1).to_numpy(zero_copy_only=False)]
+        texts[i] = distinct[coded.indices.fill_null(len(distinct) - 1).to_numpy(zero_copy_only=False)]
     others = table.drop_columns(names).to_pandas()
-    return pd.concat([pd.DataFrame(texts, columns=names, dtype=object), others], axis=1)[table.column_names]
+    return pd.concat([pd.DataFrame(texts.T, columns=names, dtype=object), others], axis=1)[table.column_names]
 
 
 def read_some(source: Path | BinaryIO, columns: Sequence[str], name: str = "") -> pa.Table:

@@ -5,7 +5,7 @@ A request is a config, its jobs, the platform whose results they are, and a shar
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.store import paths, platforms
 from moe_routing_bench.store.project_files import own_or_shipped
 from moe_routing_kernels import declarations
-from moe_routing_kernels.errors import bad
+from moe_routing_kernels.errors import bad, one_line
 
 LAST = "config.json"  # in a folder of results
+FINE = ("ok", "unsupported")  # statuses of rows that need no attention
 
 
 def last(platform: str) -> Path:
@@ -117,3 +118,12 @@ def groups_of(share: str | None, jobs: Iterable[str]) -> set[str]:
         if place == number - 1:
             groups.add(group)
     return groups
+
+
+def unwell(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line for every row whose status needs attention."""
+    return [
+        one_line(f"{row['bench']} {row['cell']} {row['implementation']}: {row['status']}: {row.get('reason') or ''}")
+        for row in rows
+        if row["status"] not in FINE
+    ]

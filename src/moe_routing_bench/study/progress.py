@@ -19,9 +19,9 @@ from moe_routing_bench.quantities import count, counts
 from moe_routing_bench.store import cell_files, paths, records
 from moe_routing_bench.store.parquet import Newer
 from moe_routing_bench.store.rows import SUMMARISED
+from moe_routing_bench.study import unwell
 from moe_routing_kernels.errors import UserError, one_line
 
-FINE = ("ok", "unsupported")  # statuses of rows that need no attention
 _DOUBTS = ("suspect", "suspect_reason", "converged")
 _CODE = ("code_fingerprint", "plugin_fingerprint")
 _Code = tuple[str | None, str | None]
@@ -130,15 +130,6 @@ def collected(platform: str, jobs: Iterable[Job]) -> tuple[int, int] | None:
         codes.setdefault(row["cell_hash"], set()).add(_code(row))
     present, today = [job for job in jobs if job.hash in codes], _codes()
     return len(present), sum(codes[job.hash] == {today(job)} for job in present)
-
-
-def unwell(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line for every row whose status needs attention."""
-    return [
-        one_line(f"{row['bench']} {row['cell']} {row['implementation']}: {row['status']}: {row.get('reason') or ''}")
-        for row in rows
-        if row["status"] not in FINE
-    ]
 
 
 def closing(platform: str) -> str:
