@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -152,6 +153,11 @@ def test_an_interrupt_of_this_process_ends_the_child(waiting, tmp_path, capfd):
     def interrupt():
         while not (tmp_path / "begun").exists():
             time.sleep(0.01)
+        looks = 0
+        while looks < 5:  # an interrupt just before the main thread sleeps would not wake it
+            time.sleep(0.01)
+            stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_text()
+            looks = looks + 1 if stat.rpartition(")")[2].split()[0] == "S" else 0
         os.kill(os.getpid(), signal.SIGINT)
 
     thread, asked = threading.Thread(target=interrupt), []
