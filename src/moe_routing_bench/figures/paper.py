@@ -29,7 +29,8 @@ matplotlib.rcParams |= {
     "font.size": 9,
     "patch.force_edgecolor": False,
 }
-_DOTS = 150  # per inch of a PNG
+_DOTS, _POINTS = 150, 72  # per inch, of a PNG and of an SVG
+_PLACES = 12  # decimals of a panel's place
 _LETTERS = 105  # in a line of what an empty figure says
 _ACROSS = {"lines": 3, "points": 2, "dots": 1, "bars": 1, "matrix": 1}
 _SCALED = {"layer_us": "even loads", "drawn_us": "drawn", "planned_us": "drawn, planned placement"}
@@ -131,9 +132,21 @@ def _finished(figure: Figure, chart: Chart, title: str, source: str) -> Figure:
 
 def save(figure: Figure, svg: Path, png: Path) -> None:
     """Write both formats, which have one layout; equal numbers give equal files."""
-    FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})  # `savefig` would draw once more for the layout
-    figure.set_layout_engine("none")  # it is found by drawing all texts, which takes half of the time
+    _save_svg(figure, svg)
     _save_png(figure, png)
+
+
+def _save_svg(figure: Figure, path: Path) -> None:
+    """Place the panels, once for all formats: all texts are drawn for it, which takes half of the time. The last bits of places differ from run
+    to run, and ids are drawn from them."""
+    svg = FigureCanvasSVG(figure)
+    figure.set_dpi(_POINTS)
+    if engine := figure.get_layout_engine():
+        engine.execute(figure)
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position([round(place, _PLACES) for place in axes.get_position(original=True).bounds])
+    svg.print_svg(path, metadata={"Date": None})
 
 
 _PREVIEW = (8.0, 4.2)  # inches: 1200 by 630 pixels, which is what pages of others show of a link
@@ -186,4 +199,4 @@ def scaling(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
         loc="left",
     )
     axes.legend(fontsize=7, frameon=False)
-    figure.savefig(path, format="svg", metadata={"Date": None})
+    _save_svg(figure, path)
