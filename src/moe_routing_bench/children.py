@@ -76,7 +76,7 @@ def _sendable(error: Exception) -> Exception:
     error.add_note(f"In a child:\n{traceback.format_exc()}")
     try:
         return pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # an exception's own `__reduce__` and `__init__` run here, and may raise anything
         return RuntimeError(f"{type(error).__name__}: {error}")
 
 

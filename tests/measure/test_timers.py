@@ -465,7 +465,7 @@ def test_work_of_other_threads_is_seen() -> None:
 
 
 def test_calls_of_rotations_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what they compute: of a rotation at any place of a sample, and of one that is marked there just before."""
+    """A call's CPU time, in a rotation at a random place of a sample, and in one at such a place that a mark precedes."""
     now, ran = [0.0], []
     known = host_timer.HostTimer._each.__defaults__
     monkeypatch.setattr(host_timer.HostTimer._each, "__defaults__", (lambda: now[0],))

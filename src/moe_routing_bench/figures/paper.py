@@ -137,8 +137,8 @@ def save(figure: Figure, svg: Path, png: Path) -> None:
 
 
 def _save_svg(figure: Figure, path: Path) -> None:
-    """Place the panels, once for all formats: all texts are drawn for it, which takes half of the time. The last bits of places differ from run
-    to run, and ids are drawn from them."""
+    """Write an SVG, and keep its layout for other formats: finding one draws all texts, which takes half of the time. The last bits of a layout
+    differ from run to run, and matplotlib derives ids from the places of panels, so these are rounded."""
     svg = FigureCanvasSVG(figure)
     figure.set_dpi(_POINTS)
     if engine := figure.get_layout_engine():

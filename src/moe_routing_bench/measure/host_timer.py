@@ -130,10 +130,15 @@ class HostTimer:
 
     def sample(self) -> float:
         """Mean time of `calls` consecutive calls, after a pause that cannot be foreseen."""
-        pause()
-        taken = self._timed(self._next, self.calls)
-        self._next += self.calls
+        taken = self._go_on(self.calls)
         self._among.append(self._computed)
+        return taken
+
+    def _go_on(self, count: int) -> float:
+        """Mean time of the next `count` calls, after the pause."""
+        pause()
+        taken = self._timed(self._next, count)
+        self._next += count
         return taken
 
     def rotate(self) -> None:
@@ -165,10 +170,7 @@ class HostTimer:
 
     def _lead(self) -> None:
         """What goes before it in the sample. Both kinds follow a pause: on a busy host what had a core for longer is held up more often."""
-        pause()
-        least = 1 + secrets.randbelow(max(self.calls - len(self.calls_list), 1))
-        self._timed(self._next, least)
-        self._next += least
+        self._go_on(1 + secrets.randbelow(max(self.calls - len(self.calls_list), 1)))
 
     def _each(self, spent: Clock = process_time) -> list[float]:
         """What each call of the next rotation computes, µs."""
