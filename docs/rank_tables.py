@@ -17,29 +17,42 @@ OURS = {
 
 
 def two_gpus() -> str:
-    """A line per cell with even loads of whole layers, of training and of the exchange alone: ours, the fastest of torch, and what a GPU does."""
+    """A line per cell with even loads of whole layers, of training and of the exchange alone: ours, the fastest other, and what a GPU does."""
     return explained(table([_line(bench, cell) for bench in RUNS for cell in _cells(bench)]))
 
 
 def _cells(bench: str) -> list[pd.DataFrame]:
     """The timed cells of a bench with even loads, most tokens last."""
-    rows = stored_tables.stored(f"../nvidia-h200.{RUNS[bench]}/measurements.parquet").query(
-        f"bench == '{bench}' and status == 'ok' and skew == 0"
-    )
+    rows = _stored(bench, RUNS[bench])
     return [cell.set_index("implementation") for _, cell in rows.groupby("tokens")]
+
+
+def _stored(bench: str, run: str) -> pd.DataFrame:
+    """The timed rows of a bench with even loads in a run of two GPUs."""
+    rows = stored_tables.stored(f"../nvidia-h200.{run}/measurements.parquet")
+    return rows.query("bench == @bench and status == 'ok' and skew == 0")
 
 
 def _line(bench: str, cell: pd.DataFrame) -> dict[str, str]:
     """The times of a cell."""
     first, medians = cell.iloc[0], cell["median_us"]
-    torch = medians[medians.index.str.startswith("torch")]
-    own = medians.drop(torch.index)
+    own = medians[medians.index.str.startswith(("ops_", "cute_"))]
+    others = medians.drop(own.index)
     line = {"bench": f"`{bench}`", "T of a GPU": str(first["tokens"] // first["ranks"]), "H": str(first["hidden"])}
     for column, ways in OURS.items():
         there = medians.reindex(ways).dropna()
         line[column] = time(cell, str(there.idxmin())) if len(there) else "–"
-    line["fastest of torch"] = f"{time(cell, str(torch.idxmin()))} (`{torch.idxmin()}`)"
-    return line | {"ours is": f"{digits(torch.min() / own.min())}x", "a GPU does": _rate(cell.loc[own.idxmin()])}
+    line["fastest other"] = f"{time(cell, str(others.idxmin()))} (`{others.idxmin()}`)"
+    line |= {"ours is": f"{digits(others.min() / own.min())}x", "a GPU does": _rate(cell.loc[own.idxmin()])}
+    return line | {"kept": _kept(bench, int(first["tokens"] // first["ranks"]), own.min())}
+
+
+def _kept(bench: str, tokens: int, median: float) -> str:
+    """The throughput of a GPU in a layer over ranks as a share of that of one GPU with so many tokens and all experts, in the same run."""
+    rows = (
+        _stored("layer", "ep2").query("implementation == 'auto' and tokens == @tokens") if bench == "ep_layer" else ()
+    )
+    return percent(rows["median_us"].item() / median) if len(rows) else "–"
 
 
 def _rate(row: pd.Series) -> str:

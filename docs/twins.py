@@ -1,9 +1,8 @@
-"""How far equals come out: `python docs/twins.py FILE.jsonl ...` keeps the twins of rows from a GPU in results/nvidia-h200/twins.csv.
+"""How far equals come out: the A/A table of docs/method.md, of the twins of the stored runs of an H200 and of results/nvidia-h200/twins.csv.
 
-`table` makes the A/A table of docs/method.md from that file, or where there is none from the twins of the stored runs of an H200.
+`python docs/twins.py RUN ...` writes that file: the twins of runs that are not stored, as that of config/twins.yaml, whose cells have no rivals.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -14,7 +13,8 @@ from moe_routing_bench.comparison import verdicts
 
 KEPT = (
     *("kind", "bench", "implementation", "cell", "status", "turns", "converged", "median_us", "twin_median_us"),
-    *("twin_speedup", "twin_speedup_ci_low", "twin_speedup_ci_high", "twin_speedup_p", "gpu_name", "gpu_uuid"),
+    *("twin_speedup", "twin_speedup_ci_low", "twin_speedup_ci_high", "twin_speedup_p"),
+    *("gpu_name", "gpu_uuid", "git_sha"),
 )
 
 
@@ -25,13 +25,16 @@ def kind(row: pd.Series) -> str:
     return "quantised" if row["bench"] == "experts" and row["weights"] != row["dtype"] else row["bench"]
 
 
+def among(rows: pd.DataFrame) -> pd.DataFrame:
+    """The twins among rows, and their kind."""
+    found = rows[(rows["status"] == "ok") & rows["twin_speedup"].notna()]
+    kinds = [kind(row) for _, row in found.iterrows()]
+    return found.reindex(columns=[*KEPT]).assign(kind=kinds)
+
+
 def known(folder: Path, stored: pd.DataFrame) -> pd.DataFrame:
-    """The twins that were collected for the table, or those of these stored rows."""
-    path = folder / "twins.csv"
-    if path.exists():
-        return pd.read_csv(path)
-    found = stored[(stored["status"] == "ok") & stored["twin_speedup"].notna()].copy()
-    return found.assign(kind=[kind(row) for _, row in found.iterrows()])[list(KEPT)].reset_index(drop=True)
+    """The twins of these stored rows, and those that the folder's file has."""
+    return pd.concat([among(stored), pd.read_csv(folder / "twins.csv")], ignore_index=True)
 
 
 def lines(twins: pd.DataFrame) -> list[dict[str, str]]:
@@ -52,8 +55,6 @@ def lines(twins: pd.DataFrame) -> list[dict[str, str]]:
 
 
 if __name__ == "__main__":
-    rows = pd.DataFrame([json.loads(line) for name in sys.argv[1:] for line in Path(name).read_text().splitlines()])
-    rows = rows[(rows["status"] == "ok") & rows["twin_speedup"].notna()]
-    rows.reindex(columns=list(KEPT)).to_csv(
-        Path(__file__).parents[1] / "results/nvidia-h200/twins.csv", index=False, float_format="%.6g"
-    )
+    rows = pd.concat([pd.read_parquet(Path(name) / "measurements.parquet") for name in sys.argv[1:]], ignore_index=True)
+    path = Path(__file__).parents[1] / "results/nvidia-h200/twins.csv"
+    among(rows).to_csv(path, index=False, float_format="%.6g")

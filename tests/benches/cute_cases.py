@@ -113,6 +113,8 @@ PERMUTES = [
     (36044, 512, 10, "compact"),
     (8192, 1024, 32, "block128"),
     (16384, 8, 2, "compact"),
+    (135168, 60, 8, "compact"),
+    (133120, 256, 8, "compact"),
 ]
 # dtype, gemm
 GEMMS = [

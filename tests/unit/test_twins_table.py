@@ -28,14 +28,14 @@ def twin(ratio: float, **values: object) -> dict[str, object]:
     return TWIN | {"twin_speedup": ratio} | ends | values
 
 
-def test_a_line_per_kind(tables, tmp_path):
+def test_a_line_per_kind(tables):
     """Twenty gates within 0.1 %, one of 4 % that the rule calls different, and a quantised one in long turns."""
     rows = [twin(1.0005 if i % 2 else 1 / 1.0005) for i in range(20)] + [twin(1.04)]
     rows += [twin(1.0, bench="experts", weights="int4_g128", turns="long"), twin(1.0, bench="layer", phase="decode")]
     rows += [twin(2.0, status="incorrect"), twin(1.0) | {"twin_speedup": None}]
-    frame = pd.DataFrame([dict.fromkeys(tables.KEPT) | row for row in rows])
-    gates, *others = tables.lines(tables.known(tmp_path, frame))[1:]
-    decode = tables.lines(tables.known(tmp_path, frame))[0]
+    decode, gates, *others = tables.lines(
+        tables.among(pd.DataFrame([dict.fromkeys(tables.KEPT) | row for row in rows]))
+    )
     assert (decode["kind"], decode["twins"]) == ("decode layer", "1")
     assert (gates["twins"], gates["most"], gates["intervals without 1"]) == ("21", "3.92", "1")
     assert gates["called different"] == "1 of 21" and gates["median"] == "0.05"
@@ -45,6 +45,7 @@ def test_a_line_per_kind(tables, tmp_path):
     ]
 
 
-def test_a_file_of_twins_replaces_the_stored_ones(tables, tmp_path):
-    pd.DataFrame([twin(1.0, kind="pack")]).to_csv(tmp_path / "twins.csv")
-    assert list(tables.known(tmp_path, pd.DataFrame())["kind"]) == ["pack"]
+def test_twins_of_stored_rows_and_of_the_file_count(tables, tmp_path):
+    stored = pd.DataFrame([dict.fromkeys(tables.KEPT) | twin(1.01)])
+    tables.among(stored.assign(bench="pack")).to_csv(tmp_path / "twins.csv")
+    assert [*tables.known(tmp_path, stored)["kind"]] == ["gate", "pack"]
