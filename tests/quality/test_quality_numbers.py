@@ -18,7 +18,6 @@ from scipy import stats
 from moe_routing_bench.grid.run_spec import DENSE, Adaptation, Run
 from moe_routing_bench.quality import (
     adapt,
-    adapters,
     cleaning,
     compare,
     corpus_packages,
@@ -297,18 +296,18 @@ def test_prepared_text_is_cut_in_training_alone(tmp_path):
 
 def test_adapters_add_scaled_products():
     """Of two of three, by hand; all that a token meets are those and the router."""
-    one = adapters.Adapters("R", 6, 3, 2, 4, 32.0)
+    one = adapt.Adapters("R", 6, 3, 2, 4, 32.0)
     torch.nn.init.normal_(one.up_RD)
     assert one.scale == 8.0 and one.down_DR.abs().max() <= 1 / math.sqrt(6) and one.down_DR.shape == (6, 12)
     size, router = 2 * 4 * 6, sum(p.numel() for p in one.router.parameters())
     assert router > 0 and one.parameter_counts() == (3 * size + router, 2 * size + router)
     ids, weights = torch.tensor([[2, 0], [1, -1], [3, 2]]), torch.tensor([[0.5, 0.25], [0.75, 9.0], [9.0, 0.125]])
-    assert adapters.gates(ids, weights, 3).tolist() == [[0.25, 0, 0.5], [0, 0.75, 0], [0, 0, 0.125]]
+    assert adapt.gates(ids, weights, 3).tolist() == [[0.25, 0, 0.5], [0, 0.75, 0], [0, 0, 0.125]]
     one.router = None
     one.variant = "E"
     x = torch.randn(1, 3, 6)
     found = one(x, None, None, SimpleNamespace(ids=ids, weights=weights))
-    gates = adapters.gates(ids, weights, 3)
+    gates = adapt.gates(ids, weights, 3)
     expected = sum(
         gates[:, m, None] * 8.0 * (x[0] @ one.down_DR[:, 4 * m : 4 * m + 4] @ one.up_RD[4 * m : 4 * m + 4])
         for m in range(3)
@@ -316,16 +315,16 @@ def test_adapters_add_scaled_products():
     torch.testing.assert_close(found[0], expected)
     model = language_model.build(RUN, [])
     for variant, count, active in (("E", 4, 2), ("D", 5, 5), ("S", 1, 1), ("R", 5, 3)):
-        made = adapters._adapters(model.layers[0], Adaptation(RUN, "b", variant, rank=2, adapters=5, top_k=3))
+        made = adapt._adapters(model.layers[0], Adaptation(RUN, "b", variant, rank=2, adapters=5, top_k=3))
         assert (made.count, made.active, made.rank, made.scale) == (count, active, 2, 16.0)
-    adapted = adapters.attach(model, Adaptation(RUN, "b", "D", rank=2, adapters=5))
-    downs = [one.down_DR for one in adapters.of(adapted)]
+    adapted = adapt.attach(model, Adaptation(RUN, "b", "D", rank=2, adapters=5))
+    downs = [one.down_DR for one in adapt.adapters_of(adapted)]
     assert (
         len(downs) == 3
         and not torch.equal(downs[0], downs[1])
         and all(layer.capacity_factor is None for layer in adapted.layers)
     )
-    assert adapters.parameter_counts(adapted) == (3 * 5 * 2 * 2 * 16, 3 * 5 * 2 * 2 * 16)
+    assert adapt.parameter_counts(adapted) == (3 * 5 * 2 * 2 * 16, 3 * 5 * 2 * 2 * 16)
     assert {name for name, p in adapted.named_parameters() if p.requires_grad} == {
         f"blocks.{n}.ffn.adapters.{part}" for n in range(3) for part in ("down_DR", "up_RD")
     }
