@@ -26,7 +26,6 @@ from moe_routing_bench.quality import (
     evaluate,
     expert_loads,
     family,
-    forecast,
     language_model,
     loop,
     moe_layer,
@@ -35,10 +34,10 @@ from moe_routing_bench.quality import (
     prepared,
     rates,
     run_rows,
-    seeds_needed,
     specialisation,
     stage_clock,
     steps,
+    study_costs,
     texts,
     timing,
     train,
@@ -53,7 +52,7 @@ RUN = Run(corpora={"stdlib": 1000}, dim=16, heads=2, layers=3, experts=4, top_k=
 
 @pytest.mark.parametrize(("noise", "rules", "pairs"), [(0.01, 2, 1), (0.01, 4, 6), (0.03, 3, 1), (0.004, 5, 10)])
 def test_the_fewest_seeds_with_the_power_that_is_asked_for(noise, rules, pairs):
-    found = seeds_needed.seeds_needed(noise, rules, pairs)
+    found = study_costs.seeds_needed(noise, rules, pairs)
 
     def power(seeds):
         freedom, error = (seeds - 1) * (rules - 1), noise * math.sqrt(2 / seeds)
@@ -61,11 +60,11 @@ def test_the_fewest_seeds_with_the_power_that_is_asked_for(noise, rules, pairs):
         return 2 * stats.t.cdf(reach, freedom) - 1
 
     assert power(found) >= 0.8 and (found == 2 or power(found - 1) < 0.8)
-    assert seeds_needed.seeds_needed(10.0, 2) is None
-    text = seeds_needed.power_of_equivalence(0.01, 4)
+    assert study_costs.seeds_needed(10.0, 2) is None
+    text = study_costs.power_of_equivalence(0.01, 4)
     assert (
-        text.endswith(f"{seeds_needed.seeds_needed(0.01, 4, 6)} for the last of 6")
-        and f"by {seeds_needed.seeds_needed(0.01, 4)} seeds" in text
+        text.endswith(f"{study_costs.seeds_needed(0.01, 4, 6)} for the last of 6")
+        and f"by {study_costs.seeds_needed(0.01, 4)} seeds" in text
     )
 
 
@@ -90,9 +89,9 @@ def test_noise_is_that_of_the_contest_with_the_most_rows():
             *rows("long", 5, 9, 5.0, steps=10),
         ]
     )
-    noise, source = seeds_needed.stored_noise(table, {"steps": 9}, "x")
+    noise, source = study_costs.stored_noise(table, {"steps": 9}, "x")
     assert 0.004 < noise < 0.02 and source.startswith("that of 4 stored contestants of this code and size, 5 seeds")
-    assert seeds_needed.stored_noise(table, {"steps": 8}, "x") == (seeds_needed.NOISE, seeds_needed.ASSUMED)
+    assert study_costs.stored_noise(table, {"steps": 8}, "x") == (study_costs.NOISE, study_costs.ASSUMED)
 
 
 def test_what_adapters_reached():
@@ -222,15 +221,15 @@ def test_a_forecast_is_the_sum_of_its_parts():
         RUN, shared_hidden=24, steps=101, eval_every=50, validation_tokens=3000, capacity_factor=1.5, altered=True
     )
     layer = 2.1e-10 * 0.4 * 16 + (5.5e-11 * 2 * 16 + 18 * 16 * 16 / 150e12) / 2.2 + 18 * 16 * 24 / 150e12
-    assert forecast.estimate(run) == pytest.approx(3 * layer + 6 * 16 * 256 / 150e12)
+    assert study_costs.estimate(run) == pytest.approx(3 * layer + 6 * 16 * 256 / 150e12)
     dense = dataclasses.replace(run, router=DENSE, shared_hidden=0, capacity_factor=None)
     layer = 2.1e-10 * 0.4 * 16 + 18 * 16 * 16 / 150e12
-    assert forecast.estimate(dense) == pytest.approx(3 * layer + 6 * 16 * 256 / 150e12)
+    assert study_costs.estimate(dense) == pytest.approx(3 * layer + 6 * 16 * 256 / 150e12)
     whole = 2.1e-10 * 0.4 * 16 + 18 * 16 * 32 / 150e12
-    assert forecast.estimate(dataclasses.replace(dense, match="parameters")) == pytest.approx(
+    assert study_costs.estimate(dataclasses.replace(dense, match="parameters")) == pytest.approx(
         3 * whole + 6 * 16 * 256 / 150e12
     )
-    shape = tuple(getattr(run, name) for name in forecast.SHAPE)
+    shape = tuple(getattr(run, name) for name in study_costs.SHAPE)
     known = {shape: {"a": 10.0, "b": 40.0, "c": 100.0}}
     for change, passes in (
         ({}, 6 + 14),
@@ -241,21 +240,21 @@ def test_a_forecast_is_the_sum_of_its_parts():
     ):
         one = dataclasses.replace(run, **change)
         tokens = one.steps * 30
-        found = forecast.cost([one, one], known)
+        found = study_costs.cost([one, one], known)
         each = max(3000 / 40 / 3, 0.015 * 3000 / 30)
-        assert found == forecast.Cost(
-            2, pytest.approx(15 + tokens / 40 + passes * each), tokens, forecast.OTHER_RULES
+        assert found == study_costs.Cost(
+            2, pytest.approx(15 + tokens / 40 + passes * each), tokens, study_costs.OTHER_RULES
         ), change
-    assert forecast.cost([dense], {}).basis == forecast.ESTIMATED
+    assert study_costs.cost([dense], {}).basis == study_costs.ESTIMATED
     rows = [
         {"engine": "e", "train_tokens_per_s": speed, "router": "a", "timed_alone": alone}
-        | dict(zip(forecast.SHAPE, shape, strict=True))
+        | dict(zip(study_costs.SHAPE, shape, strict=True))
         for speed, alone in ((5.0, False), (2.0, True), (3.0, True), (9.0, False), (None, True))
     ]
-    assert forecast.speeds(rows, "e") == {shape: {"a": 3.0}} and forecast.speeds(rows[:1] + rows[3:4], "e") == {
+    assert study_costs.speeds(rows, "e") == {shape: {"a": 3.0}} and study_costs.speeds(rows[:1] + rows[3:4], "e") == {
         shape: {"a": 9.0}
     }
-    grouped = forecast.by_entry(
+    grouped = study_costs.by_entry(
         [
             run,
             dataclasses.replace(run, seed=2),
