@@ -24,7 +24,7 @@ class WorkerProcess:
     """A worker without a job. `pid` is its process, `receive` has its messages, `kills` counts what the kernel has killed since."""
 
     def __init__(self, memory: Any = None) -> None:
-        """Start it. It can keep nothing in `memory` (`server.Memory`), which is not to be believed from then on."""
+        """Start it. The process loses its way to `memory` (`server.Memory`), because implementations will run in it."""
         self.kills, supervisor = MemoryKills(), os.getpid()
         asked, self._ask = Pipe(duplex=False)
         self.receive, send = Pipe(duplex=False)
