@@ -75,6 +75,7 @@ def load_cv(table: pd.DataFrame) -> Chart:
         rows,
         note=row_groups.differing(rows, f"{len(rows)} routings", but=(*WITHOUT_EFFECT, "skew", "sampler")),
         own={_DROP.label: (_SKEW, _DROP)},
+        shared=True,
         timed=False,
     )
 
@@ -155,6 +156,8 @@ def pareto(table: pd.DataFrame) -> Chart:
         shown.loc[pd.concat(drawn).index.unique()],
         note=_name(shown, shapes),
         own=own,
+        shared=True,
+        level=True,
     )
 
 

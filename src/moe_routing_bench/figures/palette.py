@@ -16,6 +16,7 @@ from moe_routing_bench.benches.layer.auto import STAGE as SHARED
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import origins
 from moe_routing_bench.grid.run_spec import DENSE
+from moe_routing_kernels.formats import weights
 from moe_routing_kernels.routers.zoo import ZOO
 
 PAPER, NIGHT = "#ffffff", "#161616"  # what they are drawn on; report.css says the same
@@ -58,6 +59,8 @@ COLORS = assigned(
 _ROUTERS = assigned(ZOO, [tuple(ZOO)])
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
 _STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
+_FORMATS = dict.fromkeys([*_FILE["formats"], *weights.NAMES])
+FORMATS: Mapping[str, str] = assigned(_FORMATS, [_FORMATS])  # of weights, in every figure
 STAGES: Mapping[str, str] = dict(zip(_STAGES, _FILE["stages"], strict=True))  # those of the longest table first
 FUSED: tuple[str, ...] = tuple(_FILE["fused"])  # of parts that are several stages
 
@@ -74,6 +77,8 @@ def _places() -> dict[str, int]:
         for names in alike.values()
         for i, name in enumerate(names)
     }
+    result |= {name: i % count for i, name in enumerate(FORMATS)}
+    result |= {"ours": SYMBOLS.index("circle"), "fastest": SYMBOLS.index("triangle")}  # of pages of platforms
     # That of the dense model is not that of a router whose colour is nearly black.
     return result | {name: i % count for i, name in enumerate(ZOO)} | {DENSE: SYMBOLS.index("triangle2")}
 

@@ -25,7 +25,7 @@ MARKERS = {
 }
 _LABEL = 0.14  # share of an axis that the label of a number of tokens takes, with a gap
 _LETTERS = 6.5  # points of a name next to a panel
-_PALE = 0.5  # opacity of bars and cells whose time is doubtful
+_PALE = 0.38  # opacity of bars and cells whose time is doubtful, on which dark letters have a contrast of 4.5:1
 _ROOM = 0.05  # share of a bar's axis that its text needs
 _PAPER = {"facecolor": "white", "alpha": 0.7, "lw": 0, "pad": 0.5}  # behind a text that lines may cross
 Names = Mapping[str, list[str]]
@@ -129,7 +129,8 @@ def _bars(axes: Axes, chart: Chart, group: pd.DataFrame, names: Sequence[str]) -
             place, mark.high - mark.low, left=mark.low, color=chart.colors[mark.series], **_pale(chart, mark.doubt)
         )
         if isinstance(mark.text, str) and mark.high - mark.low > _ROOM * most:
-            axes.text((mark.low + mark.high) / 2, place, mark.text, ha="center", va="center", fontsize=7, color="white")
+            ink = _ink(chart, mark.doubt)
+            axes.text((mark.low + mark.high) / 2, place, mark.text, ha="center", va="center", fontsize=7, color=ink)
         if pd.notna(mark.x_low):
             ends = [[mark.high - mark.x_low], [mark.x_high - mark.high]]
             axes.errorbar(mark.high, place, xerr=ends, color="0.1", elinewidth=1, capsize=2)
@@ -147,6 +148,11 @@ def _pale(chart: Chart, doubt: object) -> dict[str, Any]:
     )
 
 
+def _ink(chart: Chart, doubt: object) -> str:
+    """The colour of a text in a bar or cell."""
+    return "0.1" if look(chart, doubt) == DOUBTFUL else "white"
+
+
 def _matrix(axes: Axes, chart: Chart, group: pd.DataFrame, names: Names) -> None:
     """Cells in the colours of their series, with what they say where it has room."""
     across = len(names["x"])
@@ -158,7 +164,8 @@ def _matrix(axes: Axes, chart: Chart, group: pd.DataFrame, names: Names) -> None
         if roomy:
             size = 6 if across <= 20 else 4
             warm = "‡" * (look(chart, mark.doubt) == WARM)
-            axes.text(*at, mark.says + warm, ha="center", va="center", fontsize=size, color="white")
+            ink = _ink(chart, mark.doubt)
+            axes.text(*at, mark.says + warm, ha="center", va="center", fontsize=size, color=ink)
     axes.set_xticks(range(across), names["x"], fontsize=7, rotation=35, ha="right")
     axes.set_xlim(-0.6, across - 0.4)
     axes.grid(False)

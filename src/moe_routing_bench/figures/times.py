@@ -10,10 +10,8 @@ from moe_routing_bench.quantities import us
 
 MOST_SHAPES = 12
 MOST_TOKENS, MOST_CELLS = 64, 12
-_FAR = 10  # times the least, from which a linear axis would hide what tells the fast ones apart
 _LINES = Scale(TOKENS, "log"), Scale("median time (µs)", "log")
-_DOTS = Scale("median time (µs)"), Scale("implementation", "names")
-_LOG = Scale(_DOTS[0].label, "log"), _DOTS[1]
+_DOTS = Scale("median time (µs)", "log"), Scale("implementation", "names")
 
 
 def over_tokens(table: pd.DataFrame) -> Chart:
@@ -88,15 +86,14 @@ def decode(table: pd.DataFrame) -> Chart:
             "y": one["implementation"],
             "low": one["ci_low_us"],
             "high": one["ci_high_us"],
+            "aside": us(one["median_us"]),
         }
         | row(one)
         for _, one in shown.iterrows()
     ]
     tints = palette.tints(shown["implementation"])
-    times = shown.groupby("panel")["median_us"].agg(["min", "max"])
-    own = {str(panel): _LOG for panel in times.index[times["max"] > _FAR * times["min"]]}
     note = f"{MOST_CELLS} of {len(panels)} cells" if len(panels) > MOST_CELLS else ""
-    return Chart("dots", *_DOTS, marks(records), tints, shown, 0.0, note=note, own=own)
+    return Chart("dots", *_DOTS, marks(records), tints, shown, note=note, shared=True)
 
 
 FORWARD, REST, WHOLE = "forward", "backward (the rest)", "forward + backward"
