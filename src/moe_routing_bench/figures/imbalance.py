@@ -210,12 +210,6 @@ def _costs(shown: pd.DataFrame) -> Sequence[tuple[str, str]]:
     return [cost for cost in COSTS if shown[cost[0]].nunique() > 1] if _settings(shown) > 1 else []
 
 
-def _told(shown: pd.DataFrame) -> list[float]:
-    """The skews at which capacity factors differ in a cost; at the others there is nothing to choose."""
-    counts = shown.groupby("skew")[[column for column, _ in COSTS]].nunique().max(axis=1)
-    return list(counts.index[counts > 1])
-
-
 def _name(shown: pd.DataFrame, shapes: int) -> str:
     """Bench and shape in words."""
     name = row_groups.labels(shown, but=("skew", "capacity_factor", "layout")).iloc[0]
