@@ -23,7 +23,8 @@ MARKERS = {
     "star": "*",
     "hexagon": "h",
 }
-_LABEL = 0.14  # share of an axis that the label of a number of tokens takes, with a gap
+_LABEL = 0.5  # inches that the label of a number of tokens takes, with a gap
+_AXIS = 0.75  # share of a panel's width that its axis takes, next to labels and names
 _LETTERS = 6.5  # points of a name next to a panel
 _PALE = 0.38  # opacity of bars and cells whose time is doubtful, on which dark letters have a contrast of 4.5:1
 _ROOM = 0.05  # share of a bar's axis that its text needs
@@ -195,7 +196,9 @@ def _scales(axes: Axes, x: Scale, y: Scale, group: pd.DataFrame) -> None:
             _framed(axes, which, group)
             axis.set_major_formatter(_short)
         if scale.label == TOKENS and scale.kind == "log":
-            axis.set_major_locator(FixedLocator(_apart(list(group[which]), *np.log(limits()))))
+            columns = grid.get_gridspec().ncols if (grid := axes.get_subplotspec()) else 1
+            room = _LABEL * columns / (_AXIS * axes.get_figure().get_size_inches()[0])
+            axis.set_major_locator(FixedLocator(_apart(list(group[which]), room, *np.log(limits()))))
             axis.set_minor_locator(NullLocator())
 
 
@@ -223,20 +226,21 @@ def _short(value: float, _: int) -> str:
 
 
 def plain_log(axis: Axis) -> None:
-    """Ticks 1, 2, 5 per decade as plain numbers on a logarithmic axis that spans few decades."""
+    """Ticks 1, 2, 5 per decade as plain numbers on a logarithmic axis that spans few decades; one upright has room for more."""
     low, high = sorted(axis.get_view_interval())
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / max(low, 1e-300) < 300 else (1,)))
+    most = 3000 if axis.axis_name == "y" else 300
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / max(low, 1e-300) < most else (1,)))
     if high / max(low, 1e-300) < 5:
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axis.set_major_formatter("{x:,.9g}")
     axis.set_minor_formatter(NullFormatter())
 
 
-def _apart(counts: Sequence[float], low: float, high: float) -> list[float]:
-    """The numbers whose labels have room on a logarithmic axis between the logarithms of its ends, preferably the largest."""
+def _apart(counts: Sequence[float], room: float, low: float, high: float) -> list[float]:
+    """The numbers whose labels have room, a share of a logarithmic axis between the logarithms of its ends, preferably the largest."""
     kept: list[float] = []
     for number in sorted(set(counts), reverse=True):
-        if not kept or np.log(kept[-1] / number) >= _LABEL * (high - low):
+        if not kept or np.log(kept[-1] / number) >= room * (high - low):
             kept.append(number)
     return kept[::-1]
 
