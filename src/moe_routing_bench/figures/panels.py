@@ -60,8 +60,6 @@ def panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
         axes.set_xticks(range(len(names["x"])), names["x"], fontsize=7)
         axes.set_xlim(-0.4, len(names["x"]) - 0.6)
     _scales(axes, x, y, group)
-    if chart.named:
-        _named(axes, chart, group)
 
 
 def _series(
@@ -245,8 +243,8 @@ def _apart(counts: Sequence[float], room: float, low: float, high: float) -> lis
     return kept[::-1]
 
 
-def _named(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
-    """Names at the right of a panel, one under the other in the order of the points: joined to the ends of lines, or with the mark of a point."""
+def name_series(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
+    """Names at the right of a panel whose limits are final, one under the other in the order of the points: joined to the ends of lines, or with the mark of a point."""
     last = group.astype({"x": float, "y": float}).sort_values("x", kind="stable").groupby("series", sort=False).tail(1)
     axes.get_xlim(), axes.get_ylim()  # settles limits that are still to be derived from the data
     grid = axes.get_subplotspec()
