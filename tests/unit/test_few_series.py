@@ -85,6 +85,22 @@ def test_no_two_series_have_one_colour(run: str) -> None:
             assert len(set(tints)) == len(tints), name
 
 
+# There are more implementations of a layer than colours.
+LATE = {"torch_loop", "dequant_loop"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", RUNS)
+def test_an_implementation_has_one_colour_in_all_figures_of_a_run(run: str) -> None:
+    """`matmul_cute` was brown where `torch_compile` was not drawn, and red where it was."""
+    seen: dict[str, dict[str, str]] = {}
+    for figure, (_, drawn) in charts(run).items():
+        if drawn.kind not in PARTS:
+            for name, tint in drawn.colors.items():
+                seen.setdefault(name, {}).setdefault(tint, figure)
+    assert {name: tints for name, tints in seen.items() if len(tints) > 1 and name not in LATE} == {}
+
+
 def test_a_mark_joined_to_a_series_goes_with_it() -> None:
     """The best rate of a rule that is not shown was a point on no line."""
     names = [*OURS, *OTHERS]

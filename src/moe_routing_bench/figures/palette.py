@@ -46,9 +46,15 @@ def assigned(
 
 
 NAMES = tuple(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.implementations))  # legend order
+_OF = {name: [one.name for one in bench.implementations] for name, bench in BENCHES.items()}
+# Benches of one figure: the stages of routing, and those over ranks.
+_TOGETHER = (
+    ["gate", "routing", *(stage.name for stage in BENCHES["routing"].stages)],
+    [name for name, bench in BENCHES.items() if "ranks" in bench.axes],
+)
 COLORS = assigned(
     [*_FILE["first"], *(name for name in NAMES if name not in _FILE["first"])],
-    [[group.name for group in bench.implementations] for bench in BENCHES.values()],
+    [*_OF.values(), *([one for name in group for one in _OF[name]] for group in _TOGETHER)],
     {
         one.name
         for name, bench in BENCHES.items()
