@@ -28,7 +28,7 @@ def shown(chart, *names):
 
 
 def test_time_against_tokens():
-    """A line per implementation and card through cells equal but for the tokens; one size is no line; composites come first."""
+    """A line per implementation through cells equal but for the tokens; one size is no line; composites come first."""
     rows = [
         ran(bench, name, us, tokens=t, experts=8, **values)
         for bench, name, us, t, values in (
@@ -51,6 +51,19 @@ def test_time_against_tokens():
     assert times.over_tokens(frame(rows[0], rows[3])).reason.startswith(
         "no shape was measured at two numbers of tokens"
     )
+
+
+@pytest.mark.parametrize("name", ["over_tokens", "formats"])
+def test_cells_of_several_cards_are_one_line(name):
+    """A line of four numbers of tokens was two that crossed, of one colour; where two cards measured one number, each has its line."""
+    weights = {"dtype": "bf16", "packed": "bf16", "weights": "int4_g128", "gpu_name": "NVIDIA H200"}
+    rows = [
+        ran("experts", "cute", 10.0 + tokens, tokens=tokens, gpu_uuid=card, **weights)
+        for tokens, card in ((1, "GPU-1"), (8, "GPU-2"), (64, "GPU-1"), (512, "GPU-2"))
+    ]
+    assert set(FIGURES[name].chart(frame(*rows)).marks["join"]) == {"NVIDIA H200"}
+    twice = ran("experts", "cute", 90.0, tokens=64, gpu_uuid="GPU-2", **weights)
+    assert set(FIGURES[name].chart(frame(*rows, twice)).marks["join"]) == {"GPU-1", "GPU-2"}
 
 
 def test_a_line_of_a_format_is_of_one_card():

@@ -198,6 +198,14 @@ def test_steps_that_lie_close_have_their_numbers_apart(ask):
     assert found == [3, 0]
 
 
+def test_a_matrix_of_few_columns_does_not_scroll_on_a_phone(ask):
+    """Four columns did, and the name of the last was cut off: the names of lines stand above these where that makes room."""
+    found = ask("""const looks = new Map([["same", {light: "#000", dark: "#fff"}]]), chart = {kind: "matrix", x: {kind: "names"}, y: {kind: "names"}, marks: {}};
+        const svg = panelOf(chart, ["cute_push", "cute_push_graph", "torch_static", "torch_static_graph"].map(x => ({panel: "p", series: "same", x, y: "T8192 H7168 E256 k8", says: "4.74x"})), 358, looks);
+        return svg.width.baseVal.value;""")
+    assert found <= 358
+
+
 def test_a_name_above_its_line_is_not_struck_out(ask):
     """In a narrow panel the dashed line at 1 lies below the names."""
     found = ask(

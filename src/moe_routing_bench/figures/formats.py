@@ -18,7 +18,7 @@ _SHARES = Scale(TOKENS, "log"), Scale("% of the ceiling")
 
 
 def formats(table: pd.DataFrame) -> Chart:
-    """Each format, unquantised weights among them; a line is through the rows of one card."""
+    """Each format, unquantised weights among them."""
     rows = fastest(with_quantised(table))
     if rows.empty:
         return nothing("lines", *_TIMES, rows, _NONE)
@@ -86,7 +86,7 @@ def _chart(
     Where no shape has more than one number of tokens, there is a panel per bench with a line of dots per shape instead.
     """
     if rows.groupby("shape")["tokens"].nunique().max() > 1:
-        lines = values.assign(panel=rows["shape"], x=rows["tokens"], join=rows["card"])
+        lines = values.assign(panel=rows["shape"], x=rows["tokens"], join=row_groups.joined(rows, ["shape", "format"]))
         return Chart(
             "lines", tokens, scale, _marks(rows, lines), _tints(rows), rows, reference, shared=True, level=True
         )

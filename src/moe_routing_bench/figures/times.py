@@ -15,9 +15,9 @@ _DOTS = Scale("median time (µs)", "log"), Scale("implementation", "names")
 
 
 def over_tokens(table: pd.DataFrame) -> Chart:
-    """A line per implementation, through the rows of one card that are equal but for the tokens; the widest benches and most tokens first."""
+    """A line per implementation, through the rows that are equal but for the tokens; the widest benches and most tokens first."""
     rows = row_groups.ok(table)
-    rows = rows.assign(panel=_panels(rows), card=row_groups.card(rows)) if len(rows) else rows.assign(panel="", card="")
+    rows = rows.assign(panel=_panels(rows)) if len(rows) else rows.assign(panel="")
     counts = rows.groupby("panel")["tokens"].nunique()
     several = rows[rows["panel"].isin(counts.index[counts > 1])]
     if several.empty:
@@ -32,6 +32,7 @@ def over_tokens(table: pd.DataFrame) -> Chart:
     )  # benches of one stage come last
     kept = order[:MOST_SHAPES]
     shown = several[several["panel"].isin(kept)]
+    shown = shown.assign(line=row_groups.joined(shown, ["panel", "implementation"]))
     records = [
         {
             "panel": one["panel"],
@@ -40,13 +41,13 @@ def over_tokens(table: pd.DataFrame) -> Chart:
             "y": one["median_us"],
             "low": one["ci_low_us"],
             "high": one["ci_high_us"],
-            "join": one["card"],
+            "join": one["line"],
         }
         | row(one)
         for panel in kept
         for one in row_groups.records(
             shown[shown["panel"] == panel].sort_values(["tokens", "median_us"]),
-            ("panel", "tokens", "median_us", "ci_low_us", "ci_high_us", "card"),
+            ("panel", "tokens", "median_us", "ci_low_us", "ci_high_us", "line"),
         )
     ]
     tints = palette.tints(shown["implementation"])

@@ -38,7 +38,7 @@ function panelOf(chart, marks, room, looks, view) {
   const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, {name: longest, aside} = names ? chart.letters ?? lettersOf(marks) : {name: 0, aside: 0};
   const heads = chart.kind === "matrix" ? [...new Set(marks.map(mark => mark.x))] : [];
   const within = mark => `${mark.says}${isWarm(mark) ? "‡" : ""}`, column = 7.4 * Math.max(0, ...heads.length ? marks.map(mark => within(mark).length) : []) + 3;  // has room for what a cell says
-  const narrow = names && ((longest + aside) * 6.2 > room * (aside ? 0.5 : 0.4) || chart.kind === "matrix" && room - longest * 6.2 < 60 * heads.length), left = names ? narrow ? 10 : 18 + longest * 6.7 : 56, right = narrow ? 18 : 18 + aside * 6.7;
+  const narrow = names && ((longest + aside) * 6.2 > room * (aside ? 0.5 : 0.4) || chart.kind === "matrix" && (room - longest * 6.2 < 60 * heads.length || 18 + longest * 6.7 + column * heads.length + asideOf(heads, column * heads.length) > room)), left = names ? narrow ? 10 : 18 + longest * 6.7 : 56, right = narrow ? 18 : 18 + aside * 6.7;
   const asides = new Map(marks.filter(mark => mark.aside).map(mark => [mark.y, mark.aside])), above = new Map((names ?? []).map(name => [name, broken(asides.has(name) ? `${name}: ${asides.get(name).replace(/ (?=µs)|(?<=\[.*) /g, "\u00a0")}` : name, Math.floor((room - left - 4) / 6.7))]));
   const wide = Math.max(room, heads.length && left + column * heads.length + asideOf(heads, column * heads.length));  // a panel that needs more scrolls
   const lines = narrow ? Math.max(...[...above.values()].map(one => one.length)) : 0, under = 14 * lines, step = narrow ? under + 24 : line;  // of a name above its marks
@@ -69,7 +69,8 @@ function panelOf(chart, marks, room, looks, view) {
   const bars = [Plot.link(known(...sideways), {x1: sideways[0], x2: sideways[1], y1: "y", y2: "y", stroke: fill}),
     ...(chart.kind === "dots" ? [] : [Plot.link(known("low", "high"), {x1: "x", x2: "x", y1: "low", y2: "high", stroke: fill})])];
   const joined = chart.kind === "lines" ? [Plot.line(marks, {x: "x", y: "y", z: mark => `${mark.series} ${mark.join ?? ""}`, sort: "x", stroke: fill, strokeWidth: 1.8})] : [];
-  const said_ = chart.kind === "lines" && chart.level ? sidesOf(marks.filter(mark => mark.text), long.x, view?.x ?? chart.ends ?? endsOn(chart, marks, "x")).map((own, i) => Plot.text(own, {x: "x", y: "y", text: "text", dy: i ? 12 : -11, fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, pointerEvents: "none"})) : [];
+  const place = (name, value) => { const to = {log: Math.log, linear: Number, names: one => under_.indexOf(one)}[chart[name].kind], [low, high] = chart[name].kind === "names" ? [under_[0], under_.at(-1)] : view?.[name] ?? commonOf(chart[name]) ?? endsOn(chart, marks, name); return long[name] * (to(value) - to(low)) / (to(high) - to(low) || 1); };
+  const said_ = chart.kind === "lines" && chart.level ? Object.entries(sidesOf(marks.filter(mark => mark.text), mark => [place("x", mark.x), -place("y", mark.y)])).map(([dy, own]) => Plot.text(own, {x: "x", y: "y", text: "text", dy: Number(dy), fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, pointerEvents: "none"})) : [];
   const front = chart.kind === "points" ? [...new Set(marks.map(mark => mark.join ?? null))].filter(join => join !== null).map(join => frontOf(marks.filter(mark => mark.join === join))) : [];
   return Plot.plot({...options, marks: [...reference, ...namesOf(above, under && -under / 2 - 8), ...asidesOf(asides, narrow), ...front, ...bars, ...joined, Plot.dot(marks, {x: "x", y: "y", fill: mark => isDoubtful(mark) ? "var(--page)" : fill(mark), stroke: mark => isDoubtful(mark) ? fill(mark) : "var(--page)", strokeWidth: mark => isDoubtful(mark) ? 1.5 : 0.5, r: mark => isWarm(mark) ? 2.5 : 4, symbol: mark => looks.get(mark.series).symbol, href}), ...said_, tips]});
 }
@@ -78,15 +79,17 @@ function frontOf(points) {
   const sorted = [...points].sort((a, b) => a.x - b.x);
   return Plot.line(sorted, {x: "x", y: "y", curve: sorted.at(-1).y > sorted[0].y ? "step-before" : "step-after", stroke: "var(--muted)", strokeDasharray: "4 3"});
 }
-// Marks whose text stands above them, and those whose text stands below, because it would run into that of a higher neighbour.
-function sidesOf(marks, pixels, [low, high]) {
-  const above = [], below = [], place = mark => pixels * (mark.x - low) / (high - low || 1);
+// Marks whose text has room above them, and those whose text has room below them alone; `place` is where a mark is, in pixels.
+function sidesOf(marks, place) {
+  const kept = [], sides = {"-11": [], 12: []};
   for (const mark of [...marks].sort((a, b) => a.x - b.x)) {
-    const last = above.at(-1), close = last && place(mark) - place(last) < 3.3 * (mark.text.length + last.text.length) + 4;
-    if (close) below.push(mark.y < last.y ? mark : above.pop());
-    if (!below.includes(mark)) above.push(mark);
+    const [x, y] = place(mark), half = 3.3 * mark.text.length + 2;
+    const side = [-11, 12].find(dy => kept.every(one => Math.abs(one.x - x) >= one.half + half || Math.abs(one.y - y - dy) >= 14));
+    if (!side) continue;
+    kept.push({x, y: y + side, half});
+    sides[side].push(mark);
   }
-  return [above, below];
+  return sides;
 }
 // The ends of what marks, their intervals and a reference take of an axis.
 function endsOn(chart, marks, name) {
