@@ -198,6 +198,17 @@ def test_steps_that_lie_close_have_their_numbers_apart(ask):
     assert found == [3, 0]
 
 
+def test_a_name_is_broken_between_words(ask):
+    """`cute_quantised` was cut in two; a word that is longer than a line still is."""
+    found = ask(
+        """return [broken("qwen3-30b-a3b T16384 weights-int4_g128: cute_quantised, 2,212 µs", 49), broken("transformers_grouped_mm", 16)];"""
+    )
+    assert found == [
+        ["qwen3-30b-a3b T16384 weights-int4_g128: ", "cute_quantised, 2,212 µs"],
+        ["transformers_", "grouped_mm"],
+    ]
+
+
 def test_a_matrix_of_few_columns_does_not_scroll_on_a_phone(ask):
     """Four columns did, and the name of the last was cut off: the names of lines stand above these where that makes room."""
     found = ask("""const looks = new Map([["same", {light: "#000", dark: "#fff"}]]), chart = {kind: "matrix", x: {kind: "names"}, y: {kind: "names"}, marks: {}};

@@ -65,8 +65,8 @@ COLORS = assigned(
 _ROUTERS = assigned(ZOO, [tuple(ZOO)])
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
 _STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
-_FORMATS = dict.fromkeys([*_FILE["formats"], *weights.NAMES])
-FORMATS: Mapping[str, str] = assigned(_FORMATS, [_FORMATS])  # of weights, in every figure
+_RARE = [name for name in weights.NAMES if name not in _FILE["formats"]]
+FORMATS: Mapping[str, str] = _FILE["formats"] | assigned(_RARE, [_RARE])  # of weights, in every figure
 STAGES: Mapping[str, str] = dict(zip(_STAGES, _FILE["stages"], strict=True))  # those of the longest table first
 FUSED: tuple[str, ...] = tuple(_FILE["fused"])  # of parts that are several stages
 

@@ -135,10 +135,10 @@ function namesOf(above, dy) {
 function asidesOf(asides, narrow) {
   return narrow ? [] : [Plot.text(asides, {y: ([name]) => name, text: ([, text]) => text, frameAnchor: "right", dx: 10, textAnchor: "start", fill: "var(--ink)", clip: false})];
 }
-// A text in lines of at most so many letters, broken behind blanks, hyphens and underscores.
+// A text in lines of at most so many letters, broken behind blanks; a word that is longer than a line also behind hyphens and underscores.
 function broken(text, most) {
   const lines = [""];
-  for (const part of text.split(/(?<=[ _-])/)) lines.at(-1) && (lines.at(-1) + part).trimEnd().length > most ? lines.push(part) : lines.push(lines.pop() + part);
+  for (const part of text.split(/(?<= )/).flatMap(word => word.length > most ? word.split(/(?<=[_-])/) : word)) lines.at(-1) && (lines.at(-1) + part).trimEnd().length > most ? lines.push(part) : lines.push(lines.pop() + part);
   return lines;
 }
 function legendOf(chart, hidden, redraw) {
