@@ -19,9 +19,10 @@ import pytest
 
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.cli import printing
-from moe_routing_bench.measure import supervisor
+from moe_routing_bench.measure import processes, supervisor
 from moe_routing_bench.store import records, rows
 from moe_routing_kernels.errors import UserError
+from signals import commands, interruptible
 
 ROOT = Path(__file__).parents[2]
 TOKENS = (8, 16, 24)
@@ -227,6 +228,50 @@ def test_a_worker_that_gets_sigterm_is_a_row_that_crashed() -> None:
     out, error = process.communicate(timeout=60)
     (row,) = json.loads(out)
     assert row["status"] == "crashed" and "SIGTERM" in row["reason"] and "KeyboardInterrupt" not in error
+
+
+def started_beforehand(*arguments: str) -> subprocess.Popen:
+    """`measure`, the leader of a session, once its worker is there."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moe_routing_bench.cli", "measure", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=interruptible,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not children.read_text() and process.poll() is None:
+        time.sleep(0.001)
+    assert process.poll() is None
+    return process
+
+
+def of_session(pid: int) -> list[list[str]]:
+    """What the kernel counts of the processes of a session that have not ended."""
+    stats = [processes.stat(f"/proc/{one}") for one, _ in commands()]
+    return [stat for stat in stats if stat and stat[0] not in "ZX" and int(stat[3]) == pid]
+
+
+@pytest.mark.fault("signal")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_a_signal_before_the_options_are_read_leaves_no_worker(number) -> None:
+    process = started_beforehand("gate")
+    os.killpg(process.pid, number)
+    process.communicate()
+    assert process.returncode in (-number, 128 + number)
+    deadline = time.monotonic() + 10
+    while of_session(process.pid) and time.monotonic() < deadline:  # the kernel kills a worker after its parent
+        time.sleep(0.01)
+    assert not of_session(process.pid)
+
+
+def test_a_mistake_leaves_no_worker() -> None:
+    process = started_beforehand("gate", "--tokens", "8.5")
+    out, error = process.communicate()
+    assert (process.returncode, out) == (2, "") and len(error.splitlines()) == 1
+    assert not of_session(process.pid)
 
 
 @pytest.fixture

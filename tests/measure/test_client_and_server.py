@@ -126,7 +126,7 @@ def test_the_client_imports_small_modules_alone(tmp_path) -> None:
     script = f"""import sys
 sys.path.append({str(Path(client.__file__).parent)!r})
 import client
-found, large = client.temporary_folder(), {{"contextlib", "json", "socket", "subprocess", "tempfile"}} & {{*sys.modules}}
+found, large = client.temporary_folder(), {{"contextlib", "hashlib", "json", "socket", "subprocess", "tempfile"}} & {{*sys.modules}}
 import tempfile
 print(found == tempfile.gettempdir(), large)"""
     (tmp_path / "folder").mkdir()
@@ -533,6 +533,18 @@ def test_what_is_imported_beforehand(gpu, monkeypatch) -> None:
     assert asked[: len(asked) // 2] == [*server.OF_CELLS, *(server._OF_GPU if gpu else ())]
     assert ("cutlass" in asked) == gpu == len(keys)
     assert environ == {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+
+
+def test_a_child_of_the_server_writes_its_file_without_imports(tmp_path) -> None:
+    """Each cell would import the same modules again."""
+    code = f"""import sys
+from pathlib import Path
+from moe_routing_bench.store import rows
+before = set(sys.modules)
+rows.write(Path({str(tmp_path / "a.parquet")!r}), [{{"bench": "gate", "implementation": "torch", "status": "ok"}}], "spec")
+print(set(sys.modules) - before)"""
+    words = [forks.programs() / forks.PYTHON, "-c", code]
+    assert subprocess.run(words, capture_output=True, text=True, check=True).stdout == "set()\n"
 
 
 def test_a_worker_of_the_server_compiles_without_a_pool() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from datetime import datetime
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,17 @@ import pytest
 
 from moe_routing_bench.config.expand import cell_of
 from moe_routing_bench.grid.cell import Job, Settings
-from moe_routing_bench.measure import completion, gpus, interruptions, processes, provenance, server, supervisor, worker
+from moe_routing_bench.measure import (
+    completion,
+    gpus,
+    interruptions,
+    processes,
+    provenance,
+    server,
+    supervisor,
+    worker,
+    worker_process,
+)
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import UserError
 
@@ -495,6 +506,14 @@ def test_a_worker_that_is_gone_before_it_is_killed(refusal, monkeypatch) -> None
     assert sent == [("group", child, signal.SIGKILL), ("process", child, signal.SIGKILL)]
 
 
+def given(environment: dict[str, str]) -> Connection:
+    """What a worker is asked."""
+    asked, ask = Pipe(duplex=False)
+    with ask:
+        ask.send((environment, "job", "device", ["torch"], False))
+    return asked
+
+
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -527,14 +546,14 @@ def test_a_worker_never_returns(end, code, monkeypatch, capsys) -> None:
     monkeypatch.setattr(processes, "end_with", lambda parent: said.append(("ends with", parent)))
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "x")
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
-    send = SimpleNamespace(send="send")
+    monkeypatch.delenv("LATER", raising=False)
     with monkeypatch.context() as one:
         one.setattr(os, "_exit", leave)
         with pytest.raises(Exited):
-            supervisor._child("job", "device", ["torch"], send, 17, False)
+            worker_process._child(given({"LATER": "set"}), SimpleNamespace(send="send"), 17)
     gc.unfreeze()
     assert said == [(0, 0), ("ends with", 17), ("job", "device", ["torch"], "send", False, True, True), code]
-    assert os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert (os.environ["TORCHINDUCTOR_COMPILE_THREADS"], os.environ["LATER"]) == ("1", "set")
     assert ("boom" in capsys.readouterr().err) == isinstance(end, RuntimeError)
 
 
@@ -557,7 +576,67 @@ def test_a_worker_ends_though_nobody_reads_what_it_says(error, monkeypatch) -> N
             one.setattr(sys, name, SimpleNamespace(flush=flush))
         one.setattr(os, "_exit", leave)
         with pytest.raises(Exited, match="0"):
-            supervisor._child("job", "device", ["torch"], SimpleNamespace(send="send"), 17, False)
+            worker_process._child(given({}), SimpleNamespace(send="send"), 17)
+
+
+def test_a_worker_that_is_started_beforehand_measures_first(scripted, monkeypatch) -> None:
+    """In the environment of its supervisor as it is by then; the next job has another worker."""
+    scripted(lambda names, send: send(("rows", {"torch": row(f"{os.getpid()} {os.environ.get('LATER')}")})))
+    monkeypatch.delenv("LATER", raising=False)
+    others = processes.offspring()
+    with worker_process.beforehand():
+        (early,) = processes.offspring() - others
+        monkeypatch.setenv("LATER", "set")
+        first, second = (supervisor.measure(job("torch"))[0]["reason"] for _ in range(2))
+        assert first == f"{early} set ran" != second and second.endswith(" set ran")
+    assert processes.offspring() <= others
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_harness_that_cannot_be_imported_is_a_reason(early, monkeypatch, capfd) -> None:
+    """Whenever the worker imports it; where there is no job nothing is said."""
+    others = processes.offspring()
+    monkeypatch.setattr(platforms, "missing", lambda *_: None)
+    monkeypatch.setattr(platforms, "current", lambda: platforms.CPU)
+    monkeypatch.delattr("moe_routing_bench.measure.worker")
+    monkeypatch.setitem(sys.modules, "moe_routing_bench.measure.worker", None)
+    with worker_process.beforehand() if early else contextlib.nullcontext():
+        (measured,) = supervisor.measure(job("torch"))
+    assert measured["status"] == "crashed" and "\n" not in measured["reason"]
+    start = "starting: worker exited with status 1: ModuleNotFoundError: import of moe_routing_bench.measure.worker"
+    assert measured["reason"].startswith(start)
+    capfd.readouterr()
+    told, tell = os.pipe()
+    monkeypatch.setattr(gc, "freeze", lambda: os.write(tell, b"."))  # after the import
+    with worker_process.beforehand():
+        assert os.read(told, 1) == b"."
+        time.sleep(0.05)
+    os.close(told)
+    os.close(tell)
+    assert capfd.readouterr() == ("", "") and processes.offspring() <= others
+
+
+@pytest.mark.parametrize("when", ["while it is forked", "later"])
+def test_an_interrupt_ends_the_worker_that_was_started_beforehand(when, monkeypatch) -> None:
+    fork, others = os.fork, processes.offspring()
+
+    def interrupted() -> int:
+        if pid := fork():
+            signal.raise_signal(signal.SIGINT)
+        return pid
+
+    if when != "later":
+        monkeypatch.setattr(os, "fork", interrupted)
+    begun = []
+
+    def block() -> None:
+        begun.append(when)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), worker_process.beforehand():
+        block()
+    assert begun == ["later"] * (when == "later")
+    assert processes.offspring() <= others
 
 
 def test_rows_are_written_where_they_are_asked_for(scripted, monkeypatch, tmp_path, capsys) -> None:

@@ -8,6 +8,7 @@ import re
 import time
 import types
 from datetime import UTC, datetime, timedelta
+from multiprocessing import Pipe
 from typing import Any
 
 import pytest
@@ -583,7 +584,7 @@ def test_how_a_worker_ended():
 
 def test_half_a_message_is_none():
     """Of a worker that died while it was writing."""
-    receive, send = supervisor.Pipe(duplex=False)
+    receive, send = Pipe(duplex=False)
     send.send(("at", None, "inputs"))
     assert supervisor._next(receive) == ("at", None, "inputs")
     os.write(send.fileno(), b"\x00\x00\x00\x20half")

@@ -142,6 +142,28 @@ def test_labels_of_many_routers_do_not_overlap() -> None:
     assert boxes[0].y0 >= 0 and boxes[-1].y1 <= figure.bbox.height and max(box.x1 for box in boxes) <= figure.bbox.width
 
 
+def test_a_name_stands_next_to_its_point_where_panels_share_limits() -> None:
+    """The name of the only point of a panel stood in its middle, and the point at the bottom of the common scale."""
+    points = marks([{"panel": p, "series": p, "x": 1.0, "y": y} for p, y in (("low", 0.04), ("high", 9.0))])
+    tints = dict.fromkeys(points["series"], "#0173b2")
+    chart = Chart(
+        "points",
+        *(Scale("x"), Scale("y")),
+        points,
+        tints,
+        records.SCHEMA.empty_table().to_pandas(),
+        named=True,
+        level=True,
+    )
+    figure = paper.drawn(chart, "A title")
+    figure.canvas.draw()
+    for axes, y in zip(figure.axes, points["y"], strict=True):
+        (name,) = axes.texts
+        assert name.xyann[1] == pytest.approx(
+            axes.transAxes.inverted().transform(axes.transData.transform((1, y)))[1], abs=0.02
+        )
+
+
 @pytest.mark.parametrize(
     ("factor", "tokens", "top_k", "experts"), [(1.0, 512, 1, 8), (1.1, 1000, 2, 8), (1.25, 64, 2, 4), (9.0, 16, 1, 4)]
 )

@@ -41,6 +41,9 @@ def test_the_picture_is_that_of_the_stored_rows(tmp_path: Path) -> None:
         np.asarray(Image.open(path).convert("L"), int) for path in (picture["PICTURE"], tmp_path / "now.png")
     )
     assert stored.shape == now.shape == (630, 1200) and np.abs(stored - now).mean() < 1
+    pixels = np.asarray(Image.open(picture["PICTURE"]).convert("RGB"), int)
+    for name, tint in chart.colors.items():  # a picture of other colours is as grey
+        assert (np.abs(pixels - [int(tint[at : at + 2], 16) for at in (1, 3, 5)]).max(-1) <= 8).sum() > 100, name
 
 
 @pytest.mark.parametrize("block", BLOCKS)

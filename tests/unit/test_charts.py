@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_hex, to_rgb
 from rows import frame, one
 
 from drawn import draw
 from moe_routing_bench.benches.registry import BENCHES
-from moe_routing_bench.figures import FIGURES, ceilings, formats, imbalance, matrices, palette, paper, times
-from moe_routing_bench.figures.chart import Chart, Scale, marks
+from moe_routing_bench.figures import FIGURES, ceilings, formats, imbalance, matrices, palette, panels, paper, times
+from moe_routing_bench.figures.chart import DOUBTFUL, Chart, Scale, legend_of_doubts, look, marks
 from moe_routing_bench.report import page, render, row_data, script_data
 from moe_routing_bench.report.row_data import row_id
 
@@ -27,7 +28,7 @@ def shown(chart, *names):
 
 
 def test_time_against_tokens():
-    """A line per implementation and card through cells equal but for the tokens; one size is no line; composites come first."""
+    """A line per implementation through cells equal but for the tokens; one size is no line; composites come first."""
     rows = [
         ran(bench, name, us, tokens=t, experts=8, **values)
         for bench, name, us, t, values in (
@@ -50,6 +51,19 @@ def test_time_against_tokens():
     assert times.over_tokens(frame(rows[0], rows[3])).reason.startswith(
         "no shape was measured at two numbers of tokens"
     )
+
+
+@pytest.mark.parametrize("name", ["over_tokens", "formats"])
+def test_cells_of_several_cards_are_one_line(name):
+    """A line of four numbers of tokens was two that crossed, of one colour; where two cards measured one number, each has its line."""
+    weights = {"dtype": "bf16", "packed": "bf16", "weights": "int4_g128", "gpu_name": "NVIDIA H200"}
+    rows = [
+        ran("experts", "cute", 10.0 + tokens, tokens=tokens, gpu_uuid=card, **weights)
+        for tokens, card in ((1, "GPU-1"), (8, "GPU-2"), (64, "GPU-1"), (512, "GPU-2"))
+    ]
+    assert set(FIGURES[name].chart(frame(*rows)).marks["join"]) == {"NVIDIA H200"}
+    twice = ran("experts", "cute", 90.0, tokens=64, gpu_uuid="GPU-2", **weights)
+    assert set(FIGURES[name].chart(frame(*rows, twice)).marks["join"]) == {"GPU-1", "GPU-2"}
 
 
 def test_a_line_of_a_format_is_of_one_card():
@@ -308,31 +322,73 @@ def test_what_the_page_is_given():
     assert all(one["dark"] == palette.dark(one["light"]) for one in one_["legend"])
 
 
-def test_decoding_is_logarithmic_where_the_slowest_is_far_behind():
-    """In that panel alone, which then has no line at 0: on paper and on the page."""
+def test_decode_cells_share_an_axis_and_say_their_times():
+    """On paper and on the page: had they axes of their own, 2 µs of one cell stood right of 20 µs of another."""
     rows = [
         ran("gate", name, us, cell=cell, tokens=tokens)
         for cell, tokens, slow in (("a", 8, 20.0), ("b", 64, 20.1))
         for name, us in (("cute", 2.0), ("torch", slow))
     ]
     found = times.decode(frame(*rows))
-    near, far = found.marks["panel"].unique()
-    assert [found.scales(panel)[0].kind for panel in (near, far)] == ["linear", "log"]
-    assert (found.reference_in(near), found.reference_in(far)) == (0.0, None)
-    assert script_data.chart_data(found)["own"] == {
-        far: {
-            "x": {"label": "median time (µs)", "kind": "log"},
-            "y": {"label": "implementation", "kind": "names"},
-            "reference": None,
-        }
-    }
-    linear, logarithmic = draw("decode", frame(*rows))[0].axes
-    assert [(axes.get_xscale(), axes.get_xlim()[0] <= 0, len(axes.lines)) for axes in (linear, logarithmic)] == [
-        ("linear", True, len(logarithmic.lines) + 1),
-        ("log", False, len(logarithmic.lines)),
+    assert (found.shared, found.own, found.x.kind) == (True, {}, "log")
+    assert list(found.marks["aside"]) == ["2 µs", "20 µs", "2 µs", "20.1 µs"]
+    assert script_data.chart_data(found)["marks"]["aside"]
+    few, many = draw("decode", frame(*rows))[0].axes
+    assert few.get_xlim() == many.get_xlim() and few.get_xlim()[0] > 0
+
+
+def test_a_line_says_the_time_of_the_fastest():
+    """Also where that is none of the series that are drawn; cells of two benches may have one name."""
+    names = ["quack", "cute", "triton", "torch_loop", "torch_grouped_mm", "vllm_triton", "sglang_triton", "sonicmoe"]
+    rows = [
+        ran(
+            bench, name, us + place, cell="c", tokens=64, compulsory_bytes=4_000_000, copy_gb_per_s=4000.0, gpu_uuid="G"
+        )
+        for bench, us in (("routing", 10.0), ("layer", 70.0))
+        for place, name in enumerate(names)
     ]
-    kept = Chart("points", Scale("x", "log"), Scale("y"), marks([]), {}, frame(), 0.0)
-    assert kept.reference_in("p") == 0.0, "the line lies across y"
+    for name in ("crossover", "limits"):
+        chart = FIGURES[name].chart(frame(*rows))
+        assert {(mark.panel, mark.aside) for mark in chart.marks.itertuples()} == {
+            ("routing", "quack, 10 µs"),
+            ("layer", "quack, 70 µs"),
+        }, name
+    rest = FIGURES["crossover"].chart(frame(*rows))
+    kept = rest.marks[rest.marks["series"] != "quack"]
+    assert kept["aside"].notna().all(), "every mark of a line knows it"
+
+
+def test_a_speed_up_of_doubtful_rows_is_pale():
+    """Where half of the rows that it is the median of are suspect; the note alone said so."""
+    rows = [
+        ran(
+            "gate", "cute", 2.0, cell=f"{i}", tokens=64, experts=8, speedup=2.0, skew=float(i), suspect=i < many, seed=i
+        )
+        | {"best_verdict": None, "gpu_uuid": f"GPU-{experts}"}
+        | {"experts": experts}
+        for experts, many in ((8, 1), (16, 2), (32, 4))
+        for i in range(4)
+    ]
+    chart = matrices.speedup(frame(*rows))
+    assert [look(chart, doubt) for doubt in chart.marks["doubt"]] == ["", DOUBTFUL, DOUBTFUL]
+    assert "pale: suspect or not converged (2 marks)" in legend_of_doubts(chart)
+
+
+@pytest.mark.parametrize("name", ["verdict_matrix", "stage_share"])
+def test_letters_on_pale_ground_can_be_read_on_paper(name):
+    """White letters on half a colour had a contrast of 2:1."""
+    ran_ = {"best_verdict": "faster", "best_speedup": 1.5, "stage_us": [("router", 1.0), ("pack", 2.0)]}
+    rows = [
+        ran("routing", "cute", 2.0, tokens=64, suspect=True, **ran_),
+        ran("routing", "triton", 3.0, tokens=64, **ran_),
+    ]
+    (axes,) = draw(name, frame(*rows))[0].axes
+    inks = {text.get_color() for text in axes.texts if text.get_text() in ("1.50x", "33 %", "67 %")}
+    pale = {patch.get_alpha() for patch in axes.patches} - {None}
+    assert inks == {"0.1", "white"} and pale == {panels._PALE}
+    for tint in palette.PALETTE:
+        ground = [pale_ * one + 1 - pale_ for pale_ in pale for one in to_rgb(tint)]
+        assert contrast(to_hex(ground), to_hex("0.1")) >= 4.5, tint
 
 
 def test_a_chart_is_refused_that_nothing_draws():

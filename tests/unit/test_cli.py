@@ -289,13 +289,12 @@ def test_a_signal_ends_a_measurement_without_a_traceback_or_a_process(number):
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=interruptible
     )
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    deadline = time.monotonic() + 60
-    while not (workers := children.read_text().split()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert any(line.startswith("cell 1 of 1: ") for line in process.stderr), "it has ended before"
+    workers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.send_signal(number)
     out, error = process.communicate(timeout=60)
     assert process.returncode == 128 + number and "Traceback" not in error + out, error
+    deadline = time.monotonic() + 60
     while any(map(runs, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert workers and not any(map(runs, workers))

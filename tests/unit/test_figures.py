@@ -122,6 +122,20 @@ def test_a_million_has_no_exponent_beside_numbers_that_have_none():
     assert labels == ["0.05", "20,000", "1,000,000", "12,000,000"]
 
 
+def test_axes_of_a_picture_have_labels_all_along():
+    """Of five numbers of tokens the fourth had none, and of 27 to 7,200 µs two decades alone; a narrow panel has fewer."""
+    tokens, found = (1, 8, 64, 4096, 16384), {}
+    for columns in (1, 3):
+        _, (axes, *_) = paper.canvas(1, columns, 8, 4.2)
+        made = [{"panel": "p", "series": "cute", "x": x, "y": 27.0 * x**0.57} for x in tokens]
+        scales = Scale("tokens", "log"), Scale("µs", "log")
+        panels.panel(axes, Chart("lines", *scales, marks(made), {"cute": "#0173b2"}, SOME), marks(made))
+        low, high = axes.get_ylim()
+        found[columns] = axes.get_xticks().tolist(), sum(low <= tick <= high for tick in axes.get_yticks())
+    assert found[1][0] == list(tokens) and found[1][1] >= 6
+    assert len(found[3][0]) < 5
+
+
 def test_captions():
     """Every figure has a title, a caption in whole sentences and a function; every function that makes a chart of a table is a figure."""
     for figure in FIGURES.values():

@@ -1,6 +1,7 @@
 """What `--help` says: all of it, in words, for every command."""
 
 import re
+import subprocess
 import sys
 
 import pytest
@@ -76,3 +77,14 @@ def test_a_shell_completes_commands_and_names(line, found, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         cli.main()
     assert capsys.readouterr().out.split() == [found]
+
+
+@pytest.mark.parametrize(
+    ("words", "forks"),
+    [("list", False), ("measure --help", False), ("measure gate -h", False), ("measure gate --tokens none", True)],
+)
+def test_help_starts_no_worker(words, forks):
+    """Nor does a command that measures nothing."""
+    code = "import os; os.fork = None; from moe_routing_bench.cli.start import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True)
+    assert (done.returncode != 0) == ("'NoneType' object is not callable" in done.stderr) == forks

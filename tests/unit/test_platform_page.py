@@ -159,9 +159,9 @@ def test_captions_say_what_the_axis_is():
         assert ("over tokens of the batch" in found[name].caption) is (kind == "lines"), name
 
 
-def test_a_series_has_one_colour_on_all_figures_of_a_platform():
+def test_a_series_has_one_colour_and_symbol_on_all_figures_of_a_platform():
     """Also a format, which was orange here and blue there; and an implementation has that of the reports, unless ours has it."""
-    cells, seen = platform.read(NAME), {}
+    cells, seen, symbols = platform.read(NAME), {}, {}
     sized = [
         platform_sections.of_model(cells, {name: getattr(one, name) for name in platform_sections.SIZES})
         for one in models().values()
@@ -174,8 +174,10 @@ def test_a_series_has_one_colour_on_all_figures_of_a_platform():
     for chart in (one.chart for one in parts if one.chart):
         tints = {one["name"]: one["light"] for one in chart["legend"]}
         assert len(set(tints.values())) == len(tints)
-        for name, tint in tints.items():
-            seen.setdefault(name, set()).add(tint)
+        for one in chart["legend"]:
+            seen.setdefault(one["name"], set()).add(one["light"])
+            symbols.setdefault(one["name"], set()).add(one["symbol"])
+    assert all(len(symbols[name]) == 1 for name in {"ours", "fastest other", *palette.FORMATS} & set(seen))
     assert len(seen) > 12 and {name: tints for name, tints in seen.items() if len(tints) > 1} == {}
     shared = {name for name in set(palette.COLORS) & set(seen) if {palette.COLORS[name]} != seen[platform_charts.OURS]}
     assert len(shared) > 5 and all(seen[name] == {palette.COLORS[name]} for name in shared)

@@ -137,6 +137,86 @@ def test_a_long_name_above_its_line_is_broken_and_whole(ask, kind):
     assert found == [[3, True, True, 0], [3, False, True, 0]]
 
 
+def test_a_name_of_wide_letters_is_whole(ask):
+    """On a phone the last of "weights-e4m3_block128" was cut off: letters are wider than the library takes them to be."""
+    found = ask("""const looks = new Map([["same", {light: "#000", dark: "#fff", symbol: "circle"}]]), y = "deepseek-v3 decode T8 I256 tp8 packed-fp8_block128 weights-e4m3_block128";
+        return [300, 330, 358, 390].flatMap(room => ["linear", "names"].map(kind => { const svg = panelOf({kind: kind === "names" ? "matrix" : "dots", x: {kind, label: "us"}, y: {kind: "names"}, marks: {}, reference: null}, [{panel: "layer", series: "same", x: 1, y, says: "1.00x", doubt: null}], room, looks); document.body.append(svg);
+            return Math.round(all("text", svg).find(one => one.textContent.startsWith("deepseek")).getBoundingClientRect().right - svg.getBoundingClientRect().left - room); }));""")
+    assert max(found) <= 0, found
+
+
+@pytest.mark.parametrize("width", [1440, 768, 390])
+def test_times_of_lines_are_read_without_a_pointer(ask, width):
+    """At the end of a line, or after its name above it: whole, on no mark and no other text."""
+    found = ask(
+        """const texts = name => all(".panels svg text", of(name)).filter(one => one.textContent.trim() && one.getBoundingClientRect().width && !one.closest("[aria-label=tip]")), boxes = list => list.map(one => one.getBoundingClientRect());
+        const over = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1 && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
+        return ["crossover", "stage_share", "decode", "limits"].map(name => { const all_ = texts(name), said = all_.filter(one => one.textContent.includes("µs") && !one.textContent.includes("→")), panel = of(name).querySelector(".panels").getBoundingClientRect();
+            return {name, said: said.map(one => one.textContent), cut: boxes(said).filter(one => one.right > panel.right + 1 || one.left < panel.left - 1).length, over: all_.filter((one, i) => said.includes(one) && all_.some((other, j) => i !== j && over(one.getBoundingClientRect(), other.getBoundingClientRect()))).length}; });""",
+        width=width,
+    )
+    for figure in found:
+        assert not figure["cut"] and not figure["over"], figure
+    said = {figure["name"]: [text.replace("\u00a0", " ") for text in figure["said"]] for figure in found}
+    assert len(said["crossover"]) == 2 and all("cute, 3 µs" in text for text in said["crossover"])
+    assert sum("5.000 µs [1.000, 9.000]" in text for text in said["stage_share"]) == 2
+    assert len(said["decode"]) >= 4 and len(said["limits"]) >= 3
+
+
+def test_panels_with_names_begin_at_one_place(ask):
+    """However long the names of each are: equal ends in other places were no equal scale."""
+    found = ask("""return [1400, 390].flatMap(wide => { const held = charts.limits, marks = ["a", "T16384 H2048 E128 k8 skew3.7"].map((y, i) => ({panel: `p${i}`, series: held.legend[0].name, x: 2, y, aside: "cute, 3 µs"}));
+        of("limits").style.width = `${wide}px`; charts.limits = {...held, own: {}, count: 2, marks: Object.fromEntries(Object.keys(marks[0]).map(name => [name, {each: marks.map(one => one[name])}]))}; drawChart("limits"); charts.limits = held;
+        return all(".panels svg", of("limits")).map(svg => svg.scale("x").range.join()); });""")
+    assert len(found) == 4 and found[0] == found[1] and found[2] == found[3], found
+
+
+def test_panels_of_one_scale_have_one_height(ask):
+    """Linear ones too, whatever lies in each; a panel of another scale has its own; and they stand on one line under headings of any height."""
+    found = ask("""const held = charts.over_tokens, series = held.legend[0].name, marks = [["p", 1, 94, 92], ["p", 2, 96, 95], ["q" + " long".repeat(60), 1, 55, 50], ["r", 1, 3, 2]].map(([panel, x, y, low]) => ({panel, series, x, y, low, high: y + 1}));
+        charts.over_tokens = {...held, x: {label: "x", kind: "linear"}, y: {label: "%", kind: "linear"}, level: true, reference: 100, own: {r: {x: {label: "x", kind: "linear"}, y: {label: "bits", kind: "linear"}, reference: null}}, count: 4, marks: Object.fromEntries(Object.keys(marks[0]).map(name => [name, {each: marks.map(one => one[name])}]))};
+        drawChart("over_tokens"); const panels = all(".panels > div", of("over_tokens")), svgs = panels.map(one => one.querySelector("svg")); charts.over_tokens = held;
+        return {ends: svgs.map(svg => svg.scale("y").domain), labels: svgs.map(svg => all("[aria-label='y-axis tick label'] text", svg).map(one => one.textContent).join()), bottoms: svgs.map(svg => svg.getBoundingClientRect().bottom)};""")
+    first, second, other = found["ends"]
+    assert first == second and first[0] <= 50 and first[1] >= 100 and other[1] < 10
+    assert found["labels"][0] == found["labels"][1] and max(found["bottoms"]) - min(found["bottoms"]) < 1
+
+
+def test_a_number_of_an_axis_has_room_above_its_name(ask):
+    """The largest number of tokens and the word touched."""
+    gaps = ask("""return ["over_tokens", "decode", "crossover"].flatMap(name => all(".panels svg", of(name)).map(svg => { const box = label => all(`[aria-label='${label}'] text`, svg).map(one => one.getBoundingClientRect());
+        return Math.min(...box("x-axis label").map(one => one.top)) - Math.max(...box("x-axis tick label").map(one => one.bottom)); }));""")
+    assert len(gaps) > 3 and min(gaps) >= 1, gaps
+
+
+def test_steps_that_lie_close_have_their_numbers_apart(ask):
+    """Of two histories of a day the second number stood on the first."""
+    found = ask("""const looks = new Map([["ours", {light: "#000", dark: "#fff", symbol: "circle"}]]), chart = {kind: "lines", level: true, x: {label: "days", kind: "linear"}, y: {label: "speed", kind: "log"}, reference: 1, marks: {}};
+        const svg = panelOf(chart, [[0, 1, null], [4.5, 1.01, "1.01x"], [5.2, 1.015, "1.02x"], [8, 1.2, "1.17x"]].map(([x, y, text]) => ({panel: "p", series: "ours", x, y, text})), 350, looks); document.body.append(svg);
+        const boxes = all("[aria-label=text] text", svg).map(one => one.getBoundingClientRect());
+        return [boxes.length, boxes.flatMap((a, i) => boxes.slice(i + 1).filter(b => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom)).length];""")
+    assert found == [3, 0]
+
+
+def test_a_name_is_broken_between_words(ask):
+    """`cute_quantised` was cut in two; a word that is longer than a line still is."""
+    found = ask(
+        """return [broken("qwen3-30b-a3b T16384 weights-int4_g128: cute_quantised, 2,212 µs", 49), broken("transformers_grouped_mm", 16)];"""
+    )
+    assert found == [
+        ["qwen3-30b-a3b T16384 weights-int4_g128: ", "cute_quantised, 2,212 µs"],
+        ["transformers_", "grouped_mm"],
+    ]
+
+
+def test_a_matrix_of_few_columns_does_not_scroll_on_a_phone(ask):
+    """Four columns did, and the name of the last was cut off: the names of lines stand above these where that makes room."""
+    found = ask("""const looks = new Map([["same", {light: "#000", dark: "#fff"}]]), chart = {kind: "matrix", x: {kind: "names"}, y: {kind: "names"}, marks: {}};
+        const svg = panelOf(chart, ["cute_push", "cute_push_graph", "torch_static", "torch_static_graph"].map(x => ({panel: "p", series: "same", x, y: "T8192 H7168 E256 k8", says: "4.74x"})), 358, looks);
+        return svg.width.baseVal.value;""")
+    assert found <= 358
+
+
 def test_a_name_above_its_line_is_not_struck_out(ask):
     """In a narrow panel the dashed line at 1 lies below the names."""
     found = ask(
@@ -205,7 +285,7 @@ def test_axes_of_a_panel(ask):
         const wide = ticksOf([4096, 65536], 280, text => 6.2 * text.length + 10);
         const level = points => { const [, first, , second] = Plot.plot({marks: [frontOf(points)]}).querySelector("[aria-label=line] path").getAttribute("d").match(/[\\d.]+/g); return first === second; };
         return {before, after: types(), labels: of("over_tokens").querySelector(".panels").textContent.includes("own"), from: all(".from").map(one => one.textContent), wide,
-            tall: ticksOf([1, 5000], 200, () => 15), fine: ticksOf([1, 2.1], 900, () => 30), none: ticksOf([1.001, 1.002], 200, () => 15) ?? null, names: panelOf({kind: "lines", x: {label: "mode", kind: "names"}, y: chart.y, reference: null, marks: {}}, ["joint", "frozen"].map(x => ({panel: "p", series: "cute", x, y: 1})), 400, new Map([["cute", chart.legend[0]]])).scale("x").domain, below: ticksOf([0.87, 3.5], 600, () => 30), ticked: [...Plot.plot({width: 640, x: {type: "log", domain: [0.87, 3.5], base: labelsAll, ticks: ticksOf([0.87, 3.5], 600, () => 30), tickFormat: short}, marks: [Plot.ruleX([1])]}).querySelectorAll("[aria-label*=label] text")].map(one => one.textContent), short: [500, 30000, 1200000, -0.25, 0.000015, 0].map(short), aside: [asideOf(["a", "torch_compile"], 100), asideOf(["torch_compile", "a"], 400)], ends: endsOn(charts.decode, marksOf(charts.decode), "x"),
+            tall: ticksOf([1, 5000], 200, () => 15), fine: ticksOf([1, 2.1], 900, () => 30), none: ticksOf([1.001, 1.002], 200, () => 15) ?? null, names: panelOf({kind: "lines", x: {label: "mode", kind: "names"}, y: chart.y, reference: null, marks: {}}, ["joint", "frozen"].map(x => ({panel: "p", series: "cute", x, y: 1})), 400, new Map([["cute", chart.legend[0]]])).scale("x").domain, below: ticksOf([0.87, 3.5], 600, () => 30), ticked: [...Plot.plot({width: 640, x: {type: "log", domain: [0.87, 3.5], base: labelsAll, ticks: ticksOf([0.87, 3.5], 600, () => 30), tickFormat: short}, marks: [Plot.ruleX([1])]}).querySelectorAll("[aria-label*=label] text")].map(one => one.textContent), short: [500, 30000, 1200000, -0.25, 0.0005, 0.000015, 0].map(short), aside: [asideOf(["a", "torch_compile"], 100), asideOf(["torch_compile", "a"], 400)], ends: endsOn(charts.decode, marksOf(charts.decode), "x"),
             steps: [level([{x: 2, y: 1}, {x: 1, y: 3}]), level([{x: 2, y: 3}, {x: 1, y: 1}])]};""")
     assert (found["before"], found["after"], found["labels"]) == (["log", "log"], ["linear", "log"], True)
     assert len(found["from"]) == len(DRAWN) and all("n = " in text and text.endswith(".") for text in found["from"])
@@ -228,7 +308,10 @@ def test_axes_of_a_panel(ask):
     assert found["below"][:3] == [0.9, 1, 1.2] and found["ticked"] == [f"{one:g}" for one in found["below"]], (
         "every tick has its label"
     )
-    assert found["short"] == ["500", "30k", "1.2M", "-0.25", "1.5e-5", "0"] and found["aside"] == [6 * 13 - 25, 18]
+    assert found["short"] == ["500", "30k", "1.2M", "-0.25", "0.0005", "1.5e-5", "0"] and found["aside"] == [
+        6 * 13 - 25,
+        18,
+    ]
     assert found["steps"] == [True, False], "level from the left where less is better, up at once where more is"
 
 

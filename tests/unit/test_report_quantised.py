@@ -102,6 +102,18 @@ def test_figures_have_a_line_per_format() -> None:
     assert list(shares.marks["y"]) == [66.0, 80.0] and shares.reference == 100.0
 
 
+def test_a_format_has_its_own_colour_and_rows_of_a_warm_cache_no_ceiling() -> None:
+    """Whatever other formats are drawn; 0.2 % of the ceiling was of the FLOPs of weights in the cache."""
+    every = formats.formats(frame(*ROWS))
+    alone = formats.formats(frame(ROWS[0], ROWS[2]))
+    assert len(alone.colors) < len(every.colors)
+    assert {name: every.colors[name] for name in alone.colors} == dict(alone.colors)
+    shares = formats.format_limits(
+        frame(*ROWS, row("cute_quantised", 55.0, tokens=64, share_of_roofline=0.002, cold=False))
+    )
+    assert list(shares.marks["x"]) == [66.0]
+
+
 def test_shapes_of_one_number_of_tokens_are_lines_of_dots() -> None:
     """Where nothing changes along tokens, formats of a shape lie on one line, in a panel per bench."""
     other = row("cute_quantised", 30.0, share_of_roofline=0.9) | {"hidden": 4096}

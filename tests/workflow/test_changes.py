@@ -89,6 +89,16 @@ def test_second_run_does_nothing(done: Project, tmp_path: Path) -> None:
     assert cells(project) == before
 
 
+def test_snakemake_waits_for_the_end_of_a_job(project: Project) -> None:
+    """Its default limit would have it look at all waiting jobs once a second for every job so far; a limit that is asked for stays."""
+    for limit in ("100/1s", "7/1s"):
+        run = project.snakemake(
+            "--until", "collect", "--forcerun", "collect", "--verbose", "--max-jobs-per-timespan", limit
+        )
+        assert re.findall(r"Submitting maximum (.*?) job", run.stdout + run.stderr) == ["7"] * (limit == "7/1s")
+        assert count(run) == {"collect": 1}
+
+
 def test_status_and_prune_compare_with_the_config_that_was_run(project: Project) -> None:
     """And not with the default config, which may ask for something else."""
     project.configure([GRID[0] | {"tokens": [256]}])

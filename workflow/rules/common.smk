@@ -124,6 +124,16 @@ def keep_inputs():
         raise WorkflowError(f"error: {error}") from None
 
 
+def lift_default_limit():
+    """Start jobs here without Snakemake's default limit of 100 a second, which one measurement at a time does not reach.
+
+    With a limit, Snakemake looks at all waiting jobs once a second for every job that it has started so far.
+    """
+    limit = workflow.scheduling_settings.max_jobs_per_timespan
+    if workflow.local_exec and limit and (limit.max_jobs, limit.timespan) == (100, 1):
+        workflow.scheduling_settings.max_jobs_per_timespan = None
+
+
 def promise_inputs(cache):
     """Plan as if the files that are missing or have another content were written now; write them when the run is under way.
 
@@ -144,6 +154,7 @@ def promise_inputs(cache):
 
     def deactivate():
         keep_inputs()
+        lift_default_limit()
         drop()
 
     cache.promised, cache.deactivate = True, deactivate

@@ -148,7 +148,9 @@ def quality_drops(table: pd.DataFrame) -> Chart:
             ]
     note = "tokens of a batch share a capacity"
     shown = pd.concat(group for _, group in contests)
-    return Chart("lines", *_OVER, marks(found), tints, shown, note=note, named=True, shared=True, timed=False)
+    return Chart(
+        "lines", *_OVER, marks(found), tints, shown, note=note, named=True, shared=True, level=True, timed=False
+    )
 
 
 def _dropping(table: pd.DataFrame) -> tuple[pd.DataFrame, str]:

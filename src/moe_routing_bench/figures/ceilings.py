@@ -60,6 +60,8 @@ def bandwidth(table: pd.DataFrame) -> Chart:
         None if np.isnan(copy) else float(copy),
         note=note,
         own=own,
+        shared=True,
+        level=True,
     )
 
 
@@ -145,6 +147,10 @@ def limits(table: pd.DataFrame) -> Chart:
     groups = [(bench, rows[rows["bench"] == bench]) for bench in row_groups.benches(rows)]
     shown = pd.concat(_chosen(group) for _, group in groups)
     labels = row_groups.labels(shown)
+    first = shown.loc[shown.groupby(["bench", labels])["median_us"].idxmin()]
+    asides = {
+        (one["bench"], labels[i]): f"{one['implementation']}, {us(one['median_us'])}" for i, one in first.iterrows()
+    }
     records = [
         {
             "panel": one["bench"],
@@ -154,6 +160,7 @@ def limits(table: pd.DataFrame) -> Chart:
             "low": one["ci_low_us"] / one["floor_us"],
             "high": one["ci_high_us"] / one["floor_us"],
             "says": f"floor {us(one['floor_us'])}: {one['binds']}",
+            "aside": asides[one["bench"], labels[i]],
         }
         | row(one)
         for i, one in shown.iterrows()

@@ -48,7 +48,7 @@ class Chart:
     next to a point, where it has room), doubt (why the time of the row is to be doubted, see `doubts`) and aside (what is written at the end of its line of names). `colors` are those of the series, in the
     order of the legend. `shown` are the rows that the marks are of, for the line on where numbers come from; `reason` says why there are no
     marks. `own` are the scales (x, y) of panels that have others than the chart. `named`: there are so many series that each panel names
-    its own at its right. `shared`: panels of one x-scale have the same ends; `level`: those of one y-scale, too. `timed`: it shows times or speeds, of which a CPU's say little.
+    its own at its right. `shared`: panels of one x-scale have the same ends; `level`: so have those of one y-scale. `timed`: it shows times or speeds, of which a CPU's say little.
     """
 
     kind: str

@@ -28,7 +28,7 @@ def stage_share(table: pd.DataFrame) -> Chart:
     there = ordered({part for value in shown["stage_us"] for part in row_groups.stages(value)})
     colors = {_name(part): tint for part, tint in _tints(there).items()}
     note = "; ".join(f"{bench}: {some}" for bench, _, some in found if some)
-    return Chart("bars", *_SCALES, marks(records), colors, shown, note=note)
+    return Chart("bars", *_SCALES, marks(records), colors, shown, note=note, shared=True)
 
 
 def _tints(parts: list[str]) -> dict[str, str]:
@@ -124,10 +124,12 @@ def crossover(table: pd.DataFrame) -> Chart:
         return nothing("dots", *_BEHIND, rows, _why(table))
     shown = choose_cells(rows)
     labels = row_groups.labels(shown, but=["layout"])
-    ties = {cell: " ≈ ".join(winners(group)) for cell, group in shown.groupby("cell")}
+    cells = shown.groupby(["bench", "cell"])
+    ties, least = {key: " ≈ ".join(winners(group)) for key, group in cells}, cells["median_us"].min()
     records = []
     for i, one in shown.iterrows():
-        says = us(one["median_us"]) + (f"; fastest: {ties[one['cell']]}" if one["behind"] == 1 else "")
+        cell = one["bench"], one["cell"]
+        says = us(one["median_us"]) + (f"; fastest: {ties[cell]}" if one["behind"] == 1 else "")
         records.append(
             {
                 "panel": one["bench"],
@@ -137,7 +139,7 @@ def crossover(table: pd.DataFrame) -> Chart:
                 "low": one["low"],
                 "high": one["high"],
                 "says": says,
-                "aside": f"{ties[one['cell']]}, {us(one['median_us'])}" if one["behind"] == 1 else None,
+                "aside": f"{ties[cell]}, {us(least[cell])}",
             }
             | row(one)
         )

@@ -18,7 +18,7 @@ _SHARES = Scale(TOKENS, "log"), Scale("% of the ceiling")
 
 
 def formats(table: pd.DataFrame) -> Chart:
-    """Each format, unquantised weights among them; a line is through the rows of one card."""
+    """Each format, unquantised weights among them."""
     rows = fastest(with_quantised(table))
     if rows.empty:
         return nothing("lines", *_TIMES, rows, _NONE)
@@ -29,7 +29,7 @@ def formats(table: pd.DataFrame) -> Chart:
 def format_limits(table: pd.DataFrame) -> Chart:
     """Each format; the ceiling is the copy bandwidth over what has to be moved, or the products' rate in that format."""
     rows = fastest(with_quantised(table))
-    rows = rows[rows["share_of_roofline"].notna()]
+    rows = rows[rows["share_of_roofline"].notna() & (rows["cold"] != False)]  # noqa: E712  of a warm cache bytes have no ceiling
     if rows.empty:
         return nothing("lines", *_SHARES, rows, f"{_NONE} and a ceiling (on a CPU none is one)")
     percent = 100 * rows["share_of_roofline"].astype(float)
@@ -86,12 +86,13 @@ def _chart(
     Where no shape has more than one number of tokens, there is a panel per bench with a line of dots per shape instead.
     """
     if rows.groupby("shape")["tokens"].nunique().max() > 1:
-        lines = values.assign(panel=rows["shape"], x=rows["tokens"], join=rows["card"])
-        equal = {"shared": True, "level": scale.kind == "log"}
-        return Chart("lines", tokens, scale, _marks(rows, lines), _tints(rows), rows, reference, **equal)
+        lines = values.assign(panel=rows["shape"], x=rows["tokens"], join=row_groups.joined(rows, ["shape", "format"]))
+        return Chart(
+            "lines", tokens, scale, _marks(rows, lines), _tints(rows), rows, reference, shared=True, level=True
+        )
     places = rows["shape"].str.partition(": ")[2].str.cat("T" + rows["tokens"].astype(str), sep=" ")
     dots = values.rename(columns={"y": "x"}).assign(panel=rows["bench"], y=places)
-    return Chart("dots", scale, Scale("", "names"), _marks(rows, dots), _tints(rows), rows, reference)
+    return Chart("dots", scale, Scale("", "names"), _marks(rows, dots), _tints(rows), rows, reference, shared=True)
 
 
 def _marks(rows: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
@@ -105,5 +106,6 @@ def _marks(rows: pd.DataFrame, places: pd.DataFrame) -> pd.DataFrame:
 
 
 def _tints(rows: pd.DataFrame) -> dict[str, str]:
-    """A colour for each format, in the order of their table."""
-    return palette.assigned(rows.sort_values("place", kind="stable")["format"].unique())
+    """The colour of each format of weights, in the order of their table."""
+    shown = rows.sort_values("place", kind="stable").drop_duplicates("format")
+    return {one["format"]: palette.FORMATS[one["weights"]] for _, one in shown.iterrows()}

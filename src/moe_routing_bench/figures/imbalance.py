@@ -75,6 +75,7 @@ def load_cv(table: pd.DataFrame) -> Chart:
         rows,
         note=row_groups.differing(rows, f"{len(rows)} routings", but=(*WITHOUT_EFFECT, "skew", "sampler")),
         own={_DROP.label: (_SKEW, _DROP)},
+        shared=True,
         timed=False,
     )
 
@@ -155,6 +156,8 @@ def pareto(table: pd.DataFrame) -> Chart:
         shown.loc[pd.concat(drawn).index.unique()],
         note=_name(shown, shapes),
         own=own,
+        shared=True,
+        level=True,
     )
 
 
@@ -205,12 +208,6 @@ def _why(table: pd.DataFrame, shown: pd.DataFrame) -> str:
 def _costs(shown: pd.DataFrame) -> Sequence[tuple[str, str]]:
     """Column and label of what varies with the settings of a shape; what is the same everywhere costs nothing."""
     return [cost for cost in COSTS if shown[cost[0]].nunique() > 1] if _settings(shown) > 1 else []
-
-
-def _told(shown: pd.DataFrame) -> list[float]:
-    """The skews at which capacity factors differ in a cost; at the others there is nothing to choose."""
-    counts = shown.groupby("skew")[[column for column, _ in COSTS]].nunique().max(axis=1)
-    return list(counts.index[counts > 1])
 
 
 def _name(shown: pd.DataFrame, shapes: int) -> str:

@@ -23,6 +23,7 @@ VERDICT_COLORS = {
 _SHAPES = Scale("implementation", "names"), Scale("shape", "names")
 _CELLS = Scale("implementation", "names"), Scale("cell", "names")
 _SHAPE = ("tokens", "hidden", "experts", "top_k")
+_MOSTLY = "half or more of its rows are suspect or not converged"
 
 
 def speedup(table: pd.DataFrame) -> Chart:
@@ -30,7 +31,7 @@ def speedup(table: pd.DataFrame) -> Chart:
     rows = _besides(table)
     if rows.empty:
         return nothing("matrix", *_SHAPES, rows, _no_other(table))
-    grid, unsure, shown, shapes = _grid(rows)
+    grid, unsure, doubtful, shown, shapes = _grid(rows)
     records = [
         {
             "panel": bench,
@@ -38,6 +39,7 @@ def speedup(table: pd.DataFrame) -> Chart:
             "x": name,
             "y": shape,
             "says": ratio(value),
+            "doubt": _MOSTLY if doubtful.loc[shape, column] >= 0.5 else None,
         }
         for column in grid
         for bench, name in [column.split(": ")]
@@ -51,7 +53,7 @@ def _of_shapes(grid: pd.DataFrame, rows: pd.DataFrame, shapes: int) -> str:
     shown = f"{len(grid)} of {count(shapes, 'shape')}" if len(grid) < shapes else count(shapes, "shape")
     over = row_groups.differing(rows, "cells", by=["what", "shape"])
     medians = f"; medians over {over}" * bool(rows.duplicated(["what", "shape"]).any())
-    doubtful = int(((rows["suspect"] == True) | (rows["converged"] == False)).sum())  # noqa: E712
+    doubtful = int(rows["doubtful"].sum())
     doubts = f"; {doubtful} of {count(len(rows), 'row')} suspect or not converged" * bool(doubtful)
     return f"{shown}; baseline: {footer.distinct(rows['baseline'])}{medians}{doubts}"
 
@@ -66,14 +68,15 @@ def _no_other(table: pd.DataFrame) -> str:
     return f"no implementation besides the baseline is ok; {row_groups.why(table)}"
 
 
-def _grid(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, int]:
-    """Median speed-ups of shape and column, the share of cells that are not told apart from 1, the rows shown, and how many shapes there are."""
+def _grid(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame, pd.DataFrame, int]:
+    """Median speed-ups of shape and column, the shares of cells that are not told apart from 1 and of doubtful ones, the rows shown, and how many shapes there are."""
     within = ~((rows["speedup_ci_low"] > 1) | (rows["speedup_ci_high"] < 1))  # also without an interval
     unsure = rows["verdict"].isin((SAME, UNDECIDED)).where(rows["verdict"].notna(), within)
     cells = rows.assign(
         shape=row_groups.shape(rows, _SHAPE),
         what=rows["bench"] + ": " + rows["implementation"],
         unsure=unsure.astype(float),
+        doubtful=((rows["suspect"] == True) | (rows["converged"] == False)).astype(float),  # noqa: E712
     )
     every = cells.pivot_table(index="shape", columns="what", values="speedup", aggfunc="median")
     keep = informative(every)
@@ -85,9 +88,11 @@ def _grid(rows: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame,
         if c in every
     ]
     grid = every.loc[[s for s in order if s in keep], columns]
-    share = cells.pivot_table(index="shape", columns="what", values="unsure").reindex_like(grid)
-    shown = cells[cells["shape"].isin(keep)]
-    return grid, share, shown, len(every)
+    shares = [
+        cells.pivot_table(index="shape", columns="what", values=name).reindex_like(grid)
+        for name in ("unsure", "doubtful")
+    ]
+    return grid, *shares, cells[cells["shape"].isin(keep)], len(every)
 
 
 def informative(grid: pd.DataFrame) -> set[str]:

@@ -16,6 +16,7 @@ from moe_routing_bench.benches.layer.auto import STAGE as SHARED
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.comparison import origins
 from moe_routing_bench.grid.run_spec import DENSE
+from moe_routing_kernels.formats import weights
 from moe_routing_kernels.routers.zoo import ZOO
 
 PAPER, NIGHT = "#ffffff", "#161616"  # what they are drawn on; report.css says the same
@@ -45,9 +46,15 @@ def assigned(
 
 
 NAMES = tuple(dict.fromkeys(i.name for bench in BENCHES.values() for i in bench.implementations))  # legend order
+_OF = {name: [one.name for one in bench.implementations] for name, bench in BENCHES.items()}
+# Benches of one figure: the stages of routing, and those over ranks.
+_TOGETHER = (
+    ["gate", "routing", *(stage.name for stage in BENCHES["routing"].stages)],
+    [name for name, bench in BENCHES.items() if "ranks" in bench.axes],
+)
 COLORS = assigned(
     [*_FILE["first"], *(name for name in NAMES if name not in _FILE["first"])],
-    [[group.name for group in bench.implementations] for bench in BENCHES.values()],
+    [*_OF.values(), *([one for name in group for one in _OF[name]] for group in _TOGETHER)],
     {
         one.name
         for name, bench in BENCHES.items()
@@ -58,6 +65,8 @@ COLORS = assigned(
 _ROUTERS = assigned(ZOO, [tuple(ZOO)])
 _COMPOSITES = sorted((bench for bench in BENCHES.values() if bench.stages), key=lambda bench: -len(bench.stages))
 _STAGES = [*dict.fromkeys(stage.name for bench in _COMPOSITES for stage in bench.stages), SHARED.name]
+_RARE = [name for name in weights.NAMES if name not in _FILE["formats"]]
+FORMATS: Mapping[str, str] = _FILE["formats"] | assigned(_RARE, [_RARE])  # of weights, in every figure
 STAGES: Mapping[str, str] = dict(zip(_STAGES, _FILE["stages"], strict=True))  # those of the longest table first
 FUSED: tuple[str, ...] = tuple(_FILE["fused"])  # of parts that are several stages
 
@@ -74,6 +83,8 @@ def _places() -> dict[str, int]:
         for names in alike.values()
         for i, name in enumerate(names)
     }
+    result |= {name: i % count for i, name in enumerate(FORMATS)}
+    result |= {"ours": SYMBOLS.index("circle"), "fastest": SYMBOLS.index("triangle")}  # of pages of platforms
     # That of the dense model is not that of a router whose colour is nearly black.
     return result | {name: i % count for i, name in enumerate(ZOO)} | {DENSE: SYMBOLS.index("triangle2")}
 

@@ -23,9 +23,10 @@ MARKERS = {
     "star": "*",
     "hexagon": "h",
 }
-_LABEL = 0.14  # share of an axis that the label of a number of tokens takes, with a gap
+_LABEL = 0.5  # inches that the label of a number of tokens takes, with a gap
+_AXIS = 0.75  # share of a panel's width that its axis takes, next to labels and names
 _LETTERS = 6.5  # points of a name next to a panel
-_PALE = 0.5  # opacity of bars and cells whose time is doubtful
+_PALE = 0.38  # opacity of bars and cells whose time is doubtful, on which dark letters have a contrast of 4.5:1
 _ROOM = 0.05  # share of a bar's axis that its text needs
 _PAPER = {"facecolor": "white", "alpha": 0.7, "lw": 0, "pad": 0.5}  # behind a text that lines may cross
 Names = Mapping[str, list[str]]
@@ -59,8 +60,6 @@ def panel(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
         axes.set_xticks(range(len(names["x"])), names["x"], fontsize=7)
         axes.set_xlim(-0.4, len(names["x"]) - 0.6)
     _scales(axes, x, y, group)
-    if chart.named:
-        _named(axes, chart, group)
 
 
 def _series(
@@ -129,7 +128,8 @@ def _bars(axes: Axes, chart: Chart, group: pd.DataFrame, names: Sequence[str]) -
             place, mark.high - mark.low, left=mark.low, color=chart.colors[mark.series], **_pale(chart, mark.doubt)
         )
         if isinstance(mark.text, str) and mark.high - mark.low > _ROOM * most:
-            axes.text((mark.low + mark.high) / 2, place, mark.text, ha="center", va="center", fontsize=7, color="white")
+            ink = _ink(chart, mark.doubt)
+            axes.text((mark.low + mark.high) / 2, place, mark.text, ha="center", va="center", fontsize=7, color=ink)
         if pd.notna(mark.x_low):
             ends = [[mark.high - mark.x_low], [mark.x_high - mark.high]]
             axes.errorbar(mark.high, place, xerr=ends, color="0.1", elinewidth=1, capsize=2)
@@ -147,6 +147,11 @@ def _pale(chart: Chart, doubt: object) -> dict[str, Any]:
     )
 
 
+def _ink(chart: Chart, doubt: object) -> str:
+    """The colour of a text in a bar or cell."""
+    return "0.1" if look(chart, doubt) == DOUBTFUL else "white"
+
+
 def _matrix(axes: Axes, chart: Chart, group: pd.DataFrame, names: Names) -> None:
     """Cells in the colours of their series, with what they say where it has room."""
     across = len(names["x"])
@@ -158,7 +163,8 @@ def _matrix(axes: Axes, chart: Chart, group: pd.DataFrame, names: Names) -> None
         if roomy:
             size = 6 if across <= 20 else 4
             warm = "‡" * (look(chart, mark.doubt) == WARM)
-            axes.text(*at, mark.says + warm, ha="center", va="center", fontsize=size, color="white")
+            ink = _ink(chart, mark.doubt)
+            axes.text(*at, mark.says + warm, ha="center", va="center", fontsize=size, color=ink)
     axes.set_xticks(range(across), names["x"], fontsize=7, rotation=35, ha="right")
     axes.set_xlim(-0.6, across - 0.4)
     axes.grid(False)
@@ -188,7 +194,9 @@ def _scales(axes: Axes, x: Scale, y: Scale, group: pd.DataFrame) -> None:
             _framed(axes, which, group)
             axis.set_major_formatter(_short)
         if scale.label == TOKENS and scale.kind == "log":
-            axis.set_major_locator(FixedLocator(_apart(list(group[which]), *np.log(limits()))))
+            columns = grid.get_gridspec().ncols if (grid := axes.get_subplotspec()) else 1
+            room = _LABEL * columns / (_AXIS * axes.get_figure().get_size_inches()[0])
+            axis.set_major_locator(FixedLocator(_apart(list(group[which]), room, *np.log(limits()))))
             axis.set_minor_locator(NullLocator())
 
 
@@ -216,26 +224,27 @@ def _short(value: float, _: int) -> str:
 
 
 def plain_log(axis: Axis) -> None:
-    """Ticks 1, 2, 5 per decade as plain numbers on a logarithmic axis that spans few decades."""
+    """Ticks 1, 2, 5 per decade as plain numbers on a logarithmic axis that spans few decades; one upright has room for more."""
     low, high = sorted(axis.get_view_interval())
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / max(low, 1e-300) < 300 else (1,)))
+    most = 3000 if axis.axis_name == "y" else 300
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / max(low, 1e-300) < most else (1,)))
     if high / max(low, 1e-300) < 5:
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
     axis.set_major_formatter("{x:,.9g}")
     axis.set_minor_formatter(NullFormatter())
 
 
-def _apart(counts: Sequence[float], low: float, high: float) -> list[float]:
-    """The numbers whose labels have room on a logarithmic axis between the logarithms of its ends, preferably the largest."""
+def _apart(counts: Sequence[float], room: float, low: float, high: float) -> list[float]:
+    """The numbers whose labels have room, a share of a logarithmic axis between the logarithms of its ends, preferably the largest."""
     kept: list[float] = []
     for number in sorted(set(counts), reverse=True):
-        if not kept or np.log(kept[-1] / number) >= _LABEL * (high - low):
+        if not kept or np.log(kept[-1] / number) >= room * (high - low):
             kept.append(number)
     return kept[::-1]
 
 
-def _named(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
-    """Names at the right of a panel, one under the other in the order of the points: joined to the ends of lines, or with the mark of a point."""
+def name_series(axes: Axes, chart: Chart, group: pd.DataFrame) -> None:
+    """Names at the right of a panel whose limits are final, one under the other in the order of the points: joined to the ends of lines, or with the mark of a point."""
     last = group.astype({"x": float, "y": float}).sort_values("x", kind="stable").groupby("series", sort=False).tail(1)
     axes.get_xlim(), axes.get_ylim()  # settles limits that are still to be derived from the data
     grid = axes.get_subplotspec()

@@ -20,7 +20,7 @@ from PIL import Image
 from moe_routing_bench.figures import Figure as Entry
 from moe_routing_bench.figures import footer
 from moe_routing_bench.figures.chart import Chart, legend_of_doubts
-from moe_routing_bench.figures.panels import marker, panel, share
+from moe_routing_bench.figures.panels import marker, name_series, panel, share
 
 matplotlib.rcParams |= sns.axes_style("ticks", rc={"axes.grid": True, "grid.color": "0.9"})
 matplotlib.rcParams |= {
@@ -64,6 +64,9 @@ def drawn(chart: Chart, title: str, source: str = "measurements") -> Figure:
         share(0, [(axes, chart.scales(name)[0]) for axes, (name, _) in zip(panels, groups, strict=False)])
     if chart.level:
         share(1, [(axes, chart.scales(name)[1]) for axes, (name, _) in zip(panels, groups, strict=False)])
+    if chart.named:
+        for axes, (_, group) in zip(panels, groups, strict=False):
+            name_series(axes, chart, group)
     for spare in panels[len(groups) :]:
         spare.set_axis_off()
     if not chart.named:

@@ -47,6 +47,15 @@ def card(rows: pd.DataFrame) -> pd.Series:
     return rows["gpu_uuid"].astype(object).fillna("host " + rows["host"].fillna("unknown").astype(str))
 
 
+def joined(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+    """What a line over tokens joins the rows of: the GPUs of one name, or the card, where cards measured the same tokens of a line. Lines differ
+    in `by`."""
+    cards, lines = card(rows), [rows[name] for name in by]
+    counts = cards.groupby([*lines, rows["tokens"]], dropna=False).transform("nunique")
+    several = counts.groupby(lines, dropna=False).transform("max") > 1
+    return cards.where(several | rows["gpu_name"].isna(), rows["gpu_name"])
+
+
 def pooled(rows: pd.DataFrame, by: Sequence[str] = (), but: Iterable[str] = ()) -> list[str]:
     """The axes, in the order of their table and without `but`, that have several values among rows that agree in `by`."""
     if rows.empty:

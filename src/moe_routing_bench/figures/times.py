@@ -10,16 +10,14 @@ from moe_routing_bench.quantities import us
 
 MOST_SHAPES = 12
 MOST_TOKENS, MOST_CELLS = 64, 12
-_FAR = 10  # times the least, from which a linear axis would hide what tells the fast ones apart
 _LINES = Scale(TOKENS, "log"), Scale("median time (µs)", "log")
-_DOTS = Scale("median time (µs)"), Scale("implementation", "names")
-_LOG = Scale(_DOTS[0].label, "log"), _DOTS[1]
+_DOTS = Scale("median time (µs)", "log"), Scale("implementation", "names")
 
 
 def over_tokens(table: pd.DataFrame) -> Chart:
-    """A line per implementation, through the rows of one card that are equal but for the tokens; the widest benches and most tokens first."""
+    """A line per implementation, through the rows that are equal but for the tokens; the widest benches and most tokens first."""
     rows = row_groups.ok(table)
-    rows = rows.assign(panel=_panels(rows), card=row_groups.card(rows)) if len(rows) else rows.assign(panel="", card="")
+    rows = rows.assign(panel=_panels(rows)) if len(rows) else rows.assign(panel="")
     counts = rows.groupby("panel")["tokens"].nunique()
     several = rows[rows["panel"].isin(counts.index[counts > 1])]
     if several.empty:
@@ -34,6 +32,7 @@ def over_tokens(table: pd.DataFrame) -> Chart:
     )  # benches of one stage come last
     kept = order[:MOST_SHAPES]
     shown = several[several["panel"].isin(kept)]
+    shown = shown.assign(line=row_groups.joined(shown, ["panel", "implementation"]))
     records = [
         {
             "panel": one["panel"],
@@ -42,13 +41,13 @@ def over_tokens(table: pd.DataFrame) -> Chart:
             "y": one["median_us"],
             "low": one["ci_low_us"],
             "high": one["ci_high_us"],
-            "join": one["card"],
+            "join": one["line"],
         }
         | row(one)
         for panel in kept
         for one in row_groups.records(
             shown[shown["panel"] == panel].sort_values(["tokens", "median_us"]),
-            ("panel", "tokens", "median_us", "ci_low_us", "ci_high_us", "card"),
+            ("panel", "tokens", "median_us", "ci_low_us", "ci_high_us", "line"),
         )
     ]
     tints = palette.tints(shown["implementation"])
@@ -88,15 +87,14 @@ def decode(table: pd.DataFrame) -> Chart:
             "y": one["implementation"],
             "low": one["ci_low_us"],
             "high": one["ci_high_us"],
+            "aside": us(one["median_us"]),
         }
         | row(one)
         for _, one in shown.iterrows()
     ]
     tints = palette.tints(shown["implementation"])
-    times = shown.groupby("panel")["median_us"].agg(["min", "max"])
-    own = {str(panel): _LOG for panel in times.index[times["max"] > _FAR * times["min"]]}
     note = f"{MOST_CELLS} of {len(panels)} cells" if len(panels) > MOST_CELLS else ""
-    return Chart("dots", *_DOTS, marks(records), tints, shown, 0.0, note=note, own=own)
+    return Chart("dots", *_DOTS, marks(records), tints, shown, note=note, shared=True)
 
 
 FORWARD, REST, WHOLE = "forward", "backward (the rest)", "forward + backward"

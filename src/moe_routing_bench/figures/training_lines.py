@@ -33,7 +33,8 @@ def training_curves(table: pd.DataFrame) -> Chart:
             name = f"{title}; difference to {base}, paired by seed (below 0 is better)"
             own[name] = (_SEEN, Scale(f"bits per byte less those of {base}"))
             panels.append((name, both, "difference"))
-        later = f"{title}; {training_rows.NOT_CAUSAL} rules that see later tokens (own scale: their loss means something else)"
+        later = f"{title}; {training_rows.NOT_CAUSAL} rules that see later tokens (their loss means something else)"
+        own[later] = (_SEEN, Scale(f"{_LOSS[1].label}; own scale"))
         panels.append((later, group[~causal], Y))
     return training_rows.lines([one for one in panels if len(one[1])], *_LOSS, own)
 
@@ -142,7 +143,7 @@ def _chart(
     """A _chart of such marks; `own` as in `Chart`."""
     routers = dict.fromkeys(one["series"] for one in found if one["series"] != SEED)
     tints = {SEED: palette.OTHER} | {name: palette.router(name) for name in routers}
-    return Chart("lines", x, y, marks(found), tints, shown, own=own, timed=False)
+    return Chart("lines", x, y, marks(found), tints, shown, own=own, level=True, timed=False)
 
 
 _RATE = Scale("learning rate", "log"), Scale("validation bits per byte of the pilots (less is better)")
@@ -163,7 +164,7 @@ def learning_rates(table: pd.DataFrame) -> Chart:
             found += _tried(training_rows.describe(group), name, runs.sort_values("seed").iloc[0])
     tints |= {kind: tint for kind, tint in _BEST.items() if any(one["series"] == kind for one in found)}
     found.sort(key=lambda one: one["series"] in (BEST, EDGE))  # these are drawn over the others
-    return Chart("lines", *_RATE, marks(found), tints, rows, shared=True, timed=False)
+    return Chart("lines", *_RATE, marks(found), tints, rows, shared=True, level=True, timed=False)
 
 
 def _tried(panel: str, name: str, run: pd.Series) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from moe_routing_bench.quantities import count
 X, Y = "train_tokens_per_s", "bits_per_byte"
 ENTROPY, LOAD = "gate_entropy", "load_cv"
 _SPEED = Scale("trained bytes per second (more is better)"), Scale("validation bits per byte (less is better)")
-_OWN_SPEED = Scale(f"{_SPEED[0].label}; own scale"), _SPEED[1]  # of rules that see later tokens
+_OWN_SPEED = tuple(Scale(f"{one.label}; own scale") for one in _SPEED)  # of rules that see later tokens
 _SECONDS = Scale("training seconds (steps alone)", "log"), Scale("validation bits per byte")
 _BOTH = "a loss, and a speed with the machine to itself"
 _NO_ENTROPY = "an entropy and a load"
@@ -40,6 +40,7 @@ def quality_pareto(table: pd.DataFrame) -> Chart:
         own={one["panel"]: _OWN_SPEED for one in records if training_rows.NOT_CAUSAL in one["panel"]},
         named=True,
         shared=True,
+        level=True,
     )
 
 
@@ -109,7 +110,15 @@ def loss_seconds(table: pd.DataFrame) -> Chart:
     tints = {name: palette.router(router) for name, router in routers}
     rows = pd.concat(shown)
     return Chart(
-        "lines", *_SECONDS, marks(records), tints, rows, note=f"speed: {compare.timed(rows)}", named=True, shared=True
+        "lines",
+        *_SECONDS,
+        marks(records),
+        tints,
+        rows,
+        note=f"speed: {compare.timed(rows)}",
+        named=True,
+        shared=True,
+        level=True,
     )
 
 
@@ -146,6 +155,7 @@ def gate_balance(table: pd.DataFrame) -> Chart:
         pd.concat(group for _, group in contests),
         named=True,
         shared=True,
+        level=True,
         timed=False,
     )
 
@@ -181,7 +191,9 @@ def perft(table: pd.DataFrame) -> Chart:
                     }
                 )
     tints = palette.assigned(f"PERFT-{variant}" for variant in VARIANTS if variant in set(found["variant"]))
-    return Chart("lines", Scale("parameters", "log"), _NEW_BITS, marks(records), tints, rows, own=own, timed=False)
+    return Chart(
+        "lines", Scale("parameters", "log"), _NEW_BITS, marks(records), tints, rows, own=own, level=True, timed=False
+    )
 
 
 def _describe(rows: pd.DataFrame) -> str:

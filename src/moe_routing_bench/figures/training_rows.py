@@ -114,4 +114,4 @@ def lines(
                 for at, mean, half in points
             ]
     shown = pd.concat(rows for _, rows, _ in panels)
-    return Chart("lines", x, y, marks(records), tints, shown, own=own, named=True, shared=True, timed=False)
+    return Chart("lines", x, y, marks(records), tints, shown, own=own, named=True, shared=True, level=True, timed=False)

@@ -5,17 +5,17 @@
 ``--cold`` (or MOE_ROUTING_BENCH_WORKER=cold) runs the job in a process of its own instead.
 
 This is started for every cell, so it imports only small modules: `socket` (which wraps `_socket`), `json`, `contextlib`, `subprocess` and
-`tempfile` together take twice as long as Python takes to start.
+`tempfile` together take twice as long as Python takes to start, and `hashlib` (which wraps `_blake2`) loads OpenSSL.
 """
 
 import _socket
 import fcntl
-import hashlib
 import os
 import stat
 import struct
 import sys
 import time
+from _blake2 import blake2b
 from _socket import socket
 
 TYPE_CHECKING = False  # but for type checkers; `typing` is none of the small modules
@@ -87,7 +87,7 @@ def socket_path() -> str:
         *map(os.environ.get, _VARIABLES),
         inherited(),
     ]
-    return os.path.join(own_folder(), hashlib.sha256(repr(key).encode()).hexdigest()[:16] + ".sock")
+    return os.path.join(own_folder(), blake2b(repr(key).encode(), digest_size=8).hexdigest() + ".sock")
 
 
 def connect(path: str) -> "socket | None":

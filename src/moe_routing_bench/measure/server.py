@@ -25,8 +25,9 @@ from typing import Any
 IDLE_SECONDS = 120
 FIRST_BYTE_SECONDS = 1.0  # for which a caller may leave open what it asks for
 PROGRAM = b" "  # how the request of a program begins
-# Arrow imports pandas when it makes the first array, if there is one, and its module for pandas with the first table.
-OF_CELLS = ("torch", "numpy", "pandas", "pyarrow.parquet", "pyarrow.pandas_compat", "nvtx", "filelock", "pynvml")
+# Arrow imports pandas when it makes the first array, if there is one, its module for pandas with the first table, that of versions with the first file.
+_OF_ARROW = ("pandas", "pyarrow.parquet", "pyarrow.pandas_compat", "pyarrow.vendored.version")
+OF_CELLS = ("torch", "numpy", *_OF_ARROW, "nvtx", "filelock", "pynvml")
 OF_PROGRAMS = ("scipy.stats", "seaborn", "annotated_types", "pydantic.main", "rich.progress", "typer", "yaml")
 # Triton imports gluon for its first kernel, QuACK's kernels torch._dynamo.
 _OF_GPU = ("triton", "cutlass", "triton.experimental.gluon", "torch._dynamo")

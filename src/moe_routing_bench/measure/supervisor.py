@@ -5,26 +5,25 @@ the others are measured again. Every requested implementation ends with a row.
 """
 
 import contextlib
-import gc
 import os
 import pickle
 import signal
 import struct
 import sys
 import time
-import traceback
 from datetime import UTC, datetime, timedelta
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from moe_routing_bench import children, streams
+from moe_routing_bench import streams
 from moe_routing_bench.benches.plugins import bench_of, fingerprint
 from moe_routing_bench.grid.cell import Job
 from moe_routing_bench.measure import completion, gpus, processes
-from moe_routing_bench.measure.faults import MemoryKills, limited
+from moe_routing_bench.measure.faults import limited
 from moe_routing_bench.measure.interruptions import PERIOD, Interrupted, Watch, settled
 from moe_routing_bench.measure.phases import Phases
+from moe_routing_bench.measure.worker_process import next_worker
 from moe_routing_bench.store import platforms
 from moe_routing_kernels import files
 from moe_routing_kernels.errors import UserError, bad, one_line, writing
@@ -113,27 +112,19 @@ def _attempt(
 
     Raises `Interrupted` where the worker was stopped meanwhile, and `UserError` where there is too little memory to start one.
     """
-    kills = MemoryKills()
-    receive, send = Pipe(duplex=False)
-    supervisor, others = os.getpid(), processes.offspring()
+    others = processes.offspring()
     ceilings = f"ceilings of {job.settings.cpu_threads} CPU threads"
     known = caller.memory.get(ceilings) if caller.memory and device == "cpu" else None
-    with children.uninterrupted() as interrupts:
-        child = os.fork()
-    if child == 0:
-        receive.close()
-        if caller.memory:
-            caller.memory.close()
-        _child(job, device, pending, send, supervisor, audit, known)
+    worker = next_worker(caller.memory)
+    child, receive = worker.pid, worker.receive
     by_name: dict[str, dict[str, Any]] = {}
     begun = False
     at, step, ends, tainted, last_word, of_memory = None, "starting", False, False, "", False
     watch = Watch(child, job.settings.timeout)
     caller.phases.enter(None, step)
     try:
-        if interrupts:
-            raise KeyboardInterrupt
-        send.close()
+        worker.heed()
+        worker.give(job, device, pending, audit, known)
         caller.workers += 1
         completion.code(job.cell.bench, caller.memory)  # takes a while, which the worker does too
         watch.look(at, _GIT_SECONDS)
@@ -188,7 +179,7 @@ def _attempt(
             fault = {"status": "timeout", "reason": f"{step}: no word for {job.settings.timeout:g} s; {_LONGER}"}
         else:
             unstarted = step == "starting" and caller.workers == 1
-            memory = of_memory or (_killed(status) and kills.any()) or (unstarted and limited())
+            memory = of_memory or (_killed(status) and worker.kills.any()) or (unstarted and limited())
             what = f"worker {_manner(status)}{last_word}" + " for want of memory" * memory
             fault = {"status": "out_of_memory" if memory else "crashed", "reason": f"{step}: {what}"}
             if memory and unstarted:
@@ -204,39 +195,6 @@ def _next(receive: Connection) -> tuple | None:
         return receive.recv()
     except (EOFError, OSError, pickle.UnpicklingError, struct.error):
         return None
-
-
-def _child(job: Job, device: str, pending: list[str], send: Connection, supervisor: int, *options: Any) -> None:
-    """The forked worker; never returns, whatever an implementation raises. `options` are further arguments of `worker.run`."""
-    code = 1
-    try:
-        os.setpgid(0, 0)
-        processes.end_with(supervisor)
-        processes.first_to_go()
-        processes.adopt()  # so that it sees what an implementation starts
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of processes that would outlive a kill
-        gc.disable()  # collections while torch is imported would take an eighth of that time, and find nothing
-        from moe_routing_bench.measure import worker
-
-        gc.freeze()  # as a warm server does: no collection goes through these modules while samples are taken
-        gc.enable()
-        worker.run(job, device, pending, send.send, *options)
-        code = 0
-    except SystemExit as error:
-        code = processes.status(error.code)
-    except BaseException as error:
-        traceback.print_exc()
-        # The supervisor has ended, or the worker itself could not be imported.
-        with contextlib.suppress(OSError, ImportError, MemoryError):
-            from moe_routing_bench.measure import faults
-
-            status, text = faults.described(error)
-            send.send(("died", text, status))
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):  # its reader is gone
-                stream.flush()
-        os._exit(code)
 
 
 def _ended(child: int) -> bool:

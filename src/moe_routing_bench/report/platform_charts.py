@@ -20,7 +20,6 @@ from moe_routing_bench.report.packing import packed
 from moe_routing_bench.report.platform import address
 from moe_routing_bench.report.row_data import row_id
 from moe_routing_bench.report.script_data import chart_data
-from moe_routing_kernels.formats import weights
 
 MOST_SERIES, MOST_PANELS = 6, 6
 OURS, OTHER = "ours", "fastest other"
@@ -43,9 +42,7 @@ class Drawn:
         return data | {"level": self.chart.kind == "lines"}
 
 
-_TINTS = {OURS: palette.COLORS["triton"], OTHER: palette.BLACK} | dict(
-    zip(weights.NAMES, palette.PALETTE, strict=False)
-)
+_TINTS = {OURS: palette.COLORS["triton"], OTHER: palette.BLACK, **palette.FORMATS}
 
 
 def plain(cell: Cell) -> bool:

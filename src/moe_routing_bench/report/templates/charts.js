@@ -11,7 +11,7 @@ const number = (one, most = 4) => one === null || one === undefined ? dash : typ
 function shortIn(most) {
   return one => {
     const size = Math.abs(one);
-    return size >= 1e6 ? `${number(one / 1e6, most)}M` : size >= 1e4 ? `${number(one / 1e3, most)}k` : size && size < 1e-3 ? Number(one.toPrecision(most)).toExponential() : number(one, most);
+    return size >= 1e6 ? `${number(one / 1e6, most)}M` : size >= 1e4 ? `${number(one / 1e3, most)}k` : size && size < 1e-4 ? Number(one.toPrecision(most)).toExponential() : number(one, most);
   };
 }
 const short = shortIn(4);
@@ -29,54 +29,72 @@ function wordsOf(chart, mark) {
 // Doubtful times are hollow, or pale where a mark has an area; where only the cache may have been warm they are small, hatched in print.
 const isDoubtful = mark => Boolean(mark.doubt) && mark.doubt !== "L2 may be warm", isWarm = mark => mark.doubt === "L2 may be warm";
 const opacityOf = mark => isDoubtful(mark) ? 0.5 : 1;
-// One panel as SVG, of all marks or those in `view`; names on the left stand above their line where the panel is narrow.
+// The letters of the longest name on the left of a panel, and of the longest text on its right.
+function lettersOf(marks) {
+  return {name: Math.max(0, ...marks.map(mark => String(mark.y).length)), aside: Math.max(0, ...marks.map(mark => mark.aside?.length ?? 0))};
+}
+// One panel as SVG, of all marks or those in `view`; names on the left stand above their line where the panel is narrow, with what else stands at its right.
 function panelOf(chart, marks, room, looks, view) {
-  const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, longest = Math.max(0, ...(names ?? []).map(name => name.length));
+  const names = chart.y.kind === "names" ? [...new Set(marks.map(mark => mark.y))] : null, {name: longest, aside} = names ? chart.letters ?? lettersOf(marks) : {name: 0, aside: 0};
   const heads = chart.kind === "matrix" ? [...new Set(marks.map(mark => mark.x))] : [];
   const within = mark => `${mark.says}${isWarm(mark) ? "‡" : ""}`, column = 7.4 * Math.max(0, ...heads.length ? marks.map(mark => within(mark).length) : []) + 3;  // has room for what a cell says
-  const narrow = names && (longest * 6.2 > room * 0.4 || chart.kind === "matrix" && room - longest * 6.2 < 60 * heads.length), left = names ? narrow ? 10 : 18 + longest * 6.7 : 56;
+  const narrow = names && ((longest + aside) * 6.2 > room * (aside ? 0.5 : 0.4) || chart.kind === "matrix" && (room - longest * 6.2 < 60 * heads.length || 18 + longest * 6.7 + column * heads.length + asideOf(heads, column * heads.length) > room)), left = names ? narrow ? 10 : 18 + longest * 6.7 : 56, right = narrow ? 18 : 18 + aside * 6.7;
+  const asides = new Map(marks.filter(mark => mark.aside).map(mark => [mark.y, mark.aside])), above = new Map((names ?? []).map(name => [name, broken(asides.has(name) ? `${name}: ${asides.get(name).replace(/ (?=µs)|(?<=\[.*) /g, "\u00a0")}` : name, Math.floor((room - left - 4) / 6.7))]));
   const wide = Math.max(room, heads.length && left + column * heads.length + asideOf(heads, column * heads.length));  // a panel that needs more scrolls
-  const lines = narrow ? Math.ceil(longest * 6.7 / (room - left)) : 0, under = lines * line;  // of a name above its marks, which have as much room
-  const down = names ? Math.max(line, 2 * under) * names.length + 46 : tall, long = {x: wide - left - 18, y: down - 50};
-  const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? (name === "y" ? chart.rise : chart.ends) ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
+  const lines = narrow ? Math.max(...[...above.values()].map(one => one.length)) : 0, under = 14 * lines, step = narrow ? under + 24 : line;  // of a name above its marks
+  const down = names ? step * names.length + 46 : tall, long = {x: wide - left - right, y: down - 50};
+  const ticks = name => chart[name].kind === "log" ? ticksOf(view?.[name] ?? commonOf(chart[name]) ?? endsOn(chart, marks, name), long[name], name === "x" ? text => 6.2 * text.length + 10 : () => 15) : undefined;
   const baseOf = name => ticks(name) ? {base: labelsAll} : {};
-  const said = name => chart[name].kind === "linear" ? shortIn(fineness(view?.[name] ?? endsOn(chart, marks, name))) : short;
+  const said = name => chart[name].kind === "linear" ? shortIn(fineness(view?.[name] ?? commonOf(chart[name]) ?? endsOn(chart, marks, name))) : short;
   // What lies just below 0 takes little of an axis; panels of one scale all look at their common end.
-  const isBelow = axis => axis === chart.x && chart.ends ? chart.ends[0] < 0 : marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0);
-  const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (isBelow(axis) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : axis === chart.x && chart.ends ? {domain: chart.ends} : axis === chart.y && chart.rise ? {domain: chart.rise} : {})});
+  const commonOf = axis => axis === chart.x ? chart.ends : chart.rise, isBelow = axis => commonOf(axis) ? commonOf(axis)[0] < 0 : marks.some(mark => Math.min(mark[axis === chart.x ? "x" : "y"], ...(chart.kind === "dots" === (axis === chart.x) ? [mark.low ?? 0] : [mark.x_low ?? 0])) < 0);
+  const scale = axis => ({inset: axis.kind === "names" || chart.kind === "bars" ? 0 : 6, type: axis.kind === "names" ? chart.kind === "lines" ? "point" : "band" : axis.kind, ...(axis.kind === "names" && chart.kind === "lines" ? {padding: 0.5, domain: [...new Set(marks.map(mark => mark.x))]} : {}), label: axis.kind === "names" ? null : axis.label, grid: axis.kind !== "names", nice: !view && axis.kind === "linear" && (isBelow(axis) ? 40 : true), ...(view?.[axis === chart.x ? "x" : "y"] ? {domain: view[axis === chart.x ? "x" : "y"]} : commonOf(axis) ? {domain: commonOf(axis)} : {})});
   const counted = chart.x.kind === "log" && ["tokens", "k", "E"].includes(chart.x.label),  // no half expert
      fill = mark => tint(looks.get(mark.series)), href = mark => mark.row ? addressOf(mark.row) : null, title = mark => wordsOf(chart, mark);
   // Names under a line stand aslant where they would run into each other.
-  const under_ = chart.kind === "lines" && chart.x.kind === "names" ? [...new Set(marks.map(mark => mark.x))] : [], aslant = under_.reduce((sum, name) => sum + 6.2 * name.length + 8, 0) > wide - left - 18, sunk = aslant ? 3.3 * Math.max(...under_.map(name => name.length)) : 0;
+  const under_ = chart.kind === "lines" && chart.x.kind === "names" ? [...new Set(marks.map(mark => mark.x))] : [], aslant = under_.reduce((sum, name) => sum + 6.2 * name.length + 8, 0) > wide - left - right, sunk = aslant ? 3.3 * Math.max(...under_.map(name => name.length)) : 0;
   const options = {
-    clip: Boolean(view), width: wide, marginLeft: left, marginRight: 18, style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"}, opacity: {type: "identity"}, r: {type: "identity"},
-    ...(aslant ? {marginBottom: 30 + sunk} : {}), height: down + sunk, x: {...scale(chart.x), ...(aslant ? {tickRotate: -30} : {}), ...(counted ? {base: 2} : baseOf("x")), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(2, Math.min(Math.round(wide / 90), Math.round(long.x / 60))), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : said("x")},
+    clip: Boolean(view), width: wide, marginLeft: left, marginRight: right, marginBottom: 34 + sunk, ...(names ? {marginTop: 12} : {}), style: {fontSize: "11px", background: "none", overflow: "visible"}, color: {type: "identity"}, symbol: {type: "identity"}, opacity: {type: "identity"}, r: {type: "identity"},
+    height: down + 4 + sunk, x: {...scale(chart.x), ...(aslant ? {tickRotate: -30} : {}), ...(counted ? {base: 2} : baseOf("x")), ticks: counted ? countsOn(marks, view?.x, long.x) : ticks("x") ?? Math.max(2, Math.min(Math.round(wide / 90), Math.round(long.x / 60))), tickFormat: counted ? text : chart.x.kind === "names" ? undefined : said("x")},
     y: {...scale(chart.y), ...(names ? {domain: names, type: "point", padding: 0.6, axis: narrow ? null : "left"} : {...baseOf("y"), ticks: ticks("y") ?? 6, tickFormat: said("y")})}, ariaLabel: `${marks[0]?.panel ?? ""}: ${marks.length} marks`,
   };
   if (chart.kind === "matrix") return Plot.plot({...options, width: Math.min(wide, left + 40 + 110 * heads.length), marginTop: riseOf(heads), marginRight: besideOf(heads, Math.min(wide - left, 40 + 110 * heads.length)), x: {...options.x, type: "band", domain: heads, tickRotate: rotated(heads) ? -30 : 0, axis: "top"}, y: {...options.y, type: "band", padding: 0.1},
-    height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(names, under, room - left), Plot.cell(marks, {x: "x", y: "y", fill, fillOpacity: mark => isDoubtful(mark) ? 0.38 : 1, inset: 0.5, insetTop: under, title, href}),
+    height: down - 46 + riseOf(heads) + 10, marginBottom: 10, marks: [...namesOf(above, under && under / 2 - 0.45 * (down - 46) / (names.length + 0.1)), Plot.cell(marks, {x: "x", y: "y", fill, fillOpacity: mark => isDoubtful(mark) ? 0.38 : 1, inset: 0.5, insetTop: under, title, href}),
       Plot.text(marks, {x: "x", y: "y", text: within, dy: under / 2, fill: mark => isDoubtful(mark) ? "var(--ink)" : "var(--page)", pointerEvents: "none"})]});
   const across = mark => chart.kind === "bars" ? (mark.low + mark.high) / 2 : mark.x;
   const tips = Plot.tip(marks, Plot.pointer({x: across, y: "y", title, fill: "var(--page)", stroke: "var(--muted)", maxRadius: 30, clip: false}));
   const reference = chart.reference === null ? [] : [(chart.kind === "dots" || chart.kind === "bars" ? Plot.ruleX : Plot.ruleY)([chart.reference], {stroke: "var(--muted)", strokeDasharray: "4 3"})];
-  if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(names, under, room - left), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, fillOpacity: opacityOf, href, insetTop: under}), Plot.ruleY(marks.filter(mark => (mark.x_low ?? null) !== null), {x1: "x_low", x2: "x_high", y: "y", stroke: "var(--ink)", strokeWidth: 1.5, dy: under / 2, pointerEvents: "none"}), tips]});
+  if (chart.kind === "bars") return Plot.plot({...options, y: {...options.y, type: "band", padding: 0.15}, marks: [...namesOf(above, under && under / 2 - 0.425 * (down - 42) / (names.length + 0.15)), ...asidesOf(asides, narrow), Plot.barX(marks, {x1: "low", x2: "high", y: "y", fill, fillOpacity: opacityOf, href, insetTop: under}), Plot.ruleY(marks.filter(mark => (mark.x_low ?? null) !== null), {x1: "x_low", x2: "x_high", y: "y", stroke: "var(--ink)", strokeWidth: 1.5, dy: under / 2, pointerEvents: "none"}), tips]});
   const known = (low, high) => marks.filter(mark => (mark[low] ?? null) !== null), sideways = chart.kind === "dots" ? ["low", "high"] : ["x_low", "x_high"];
   const bars = [Plot.link(known(...sideways), {x1: sideways[0], x2: sideways[1], y1: "y", y2: "y", stroke: fill}),
     ...(chart.kind === "dots" ? [] : [Plot.link(known("low", "high"), {x1: "x", x2: "x", y1: "low", y2: "high", stroke: fill})])];
   const joined = chart.kind === "lines" ? [Plot.line(marks, {x: "x", y: "y", z: mark => `${mark.series} ${mark.join ?? ""}`, sort: "x", stroke: fill, strokeWidth: 1.8})] : [];
-  const said_ = chart.kind === "lines" && chart.level ? [Plot.text(marks.filter(mark => mark.text), {x: "x", y: "y", text: "text", dy: -11, fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, pointerEvents: "none"})] : [];
+  const place = (name, value) => { const to = {log: Math.log, linear: Number, names: one => under_.indexOf(one)}[chart[name].kind], [low, high] = chart[name].kind === "names" ? [under_[0], under_.at(-1)] : view?.[name] ?? commonOf(chart[name]) ?? endsOn(chart, marks, name); return long[name] * (to(value) - to(low)) / (to(high) - to(low) || 1); };
+  const said_ = chart.kind === "lines" && chart.level ? Object.entries(sidesOf(marks.filter(mark => mark.text), mark => [place("x", mark.x), -place("y", mark.y)])).map(([dy, own]) => Plot.text(own, {x: "x", y: "y", text: "text", dy: Number(dy), fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, pointerEvents: "none"})) : [];
   const front = chart.kind === "points" ? [...new Set(marks.map(mark => mark.join ?? null))].filter(join => join !== null).map(join => frontOf(marks.filter(mark => mark.join === join))) : [];
-  return Plot.plot({...options, marks: [...reference, ...namesOf(names, under, room - left), ...front, ...bars, ...joined, Plot.dot(marks, {x: "x", y: "y", fill: mark => isDoubtful(mark) ? "var(--page)" : fill(mark), stroke: mark => isDoubtful(mark) ? fill(mark) : "var(--page)", strokeWidth: mark => isDoubtful(mark) ? 1.5 : 0.5, r: mark => isWarm(mark) ? 2.5 : 4, symbol: mark => looks.get(mark.series).symbol, href}), ...said_, tips]});
+  return Plot.plot({...options, marks: [...reference, ...namesOf(above, under && -under / 2 - 8), ...asidesOf(asides, narrow), ...front, ...bars, ...joined, Plot.dot(marks, {x: "x", y: "y", fill: mark => isDoubtful(mark) ? "var(--page)" : fill(mark), stroke: mark => isDoubtful(mark) ? fill(mark) : "var(--page)", strokeWidth: mark => isDoubtful(mark) ? 1.5 : 0.5, r: mark => isWarm(mark) ? 2.5 : 4, symbol: mark => looks.get(mark.series).symbol, href}), ...said_, tips]});
 }
 // The points that no other beats, as steps: up to each where more is better along x, from each where less is.
 function frontOf(points) {
   const sorted = [...points].sort((a, b) => a.x - b.x);
   return Plot.line(sorted, {x: "x", y: "y", curve: sorted.at(-1).y > sorted[0].y ? "step-before" : "step-after", stroke: "var(--muted)", strokeDasharray: "4 3"});
 }
-// The ends of what the marks take of an axis.
+// Marks whose text has room above them, and those whose text has room below them alone; `place` is where a mark is, in pixels.
+function sidesOf(marks, place) {
+  const kept = [], sides = {"-11": [], 12: []};
+  for (const mark of [...marks].sort((a, b) => a.x - b.x)) {
+    const [x, y] = place(mark), half = 3.3 * mark.text.length + 2;
+    const side = [-11, 12].find(dy => kept.every(one => Math.abs(one.x - x) >= one.half + half || Math.abs(one.y - y - dy) >= 14));
+    if (!side) continue;
+    kept.push({x, y: y + side, half});
+    sides[side].push(mark);
+  }
+  return sides;
+}
+// The ends of what marks, their intervals and a reference take of an axis.
 function endsOn(chart, marks, name) {
-  const across = chart.kind === "dots" ? "x" : "y", fields = [name, ...(name === across ? ["low", "high"] : ["x_low", "x_high"])];
-  const found = [...marks.flatMap(mark => fields.map(field => mark[field])), name === across ? chart.reference : null].filter(one => Number.isFinite(one) && one > 0);
+  const across = ["dots", "bars"].includes(chart.kind) ? "x" : "y", fields = chart.kind === "bars" ? ["low", "high", "x_low", "x_high"] : [name, ...(name === across ? ["low", "high"] : ["x_low", "x_high"])];
+  const found = [...marks.flatMap(mark => fields.map(field => mark[field])), name === across ? chart.reference : null].filter(one => Number.isFinite(one) && (chart[name].kind !== "log" || one > 0));
   return [Math.min(...found), Math.max(...found)];
 }
 // Ticks of an axis of tokens: the numbers that were measured, which are powers of two more often than of ten; the largest first, as long as labels have room. (Of base 10, d3 writes few but the smallest of a decade.)
@@ -109,9 +127,19 @@ function besideOf(names, all) {
   const left = names.map((_, i) => (names.length - i - 0.5) / names.length);
   return Math.max(18, rotated(names) ? Math.max(...names.map((name, i) => (6 * name.length - left[i] * all) / (1 - left[i]))) : 0);
 }
-// In the upper half of their lines, broken where they are longer than `across`.
-function namesOf(names, under, across) {
-  return under ? [Plot.text(names, {y: name => name, text: name => name, lineWidth: across / 11, lineHeight: 1.2, frameAnchor: "left", dy: -under / 2 - 1, textAnchor: "start", fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, clip: false})] : [];
+// So far above the middle of their lines that no mark touches them.
+function namesOf(above, dy) {
+  return dy ? [Plot.text(above, {y: ([name]) => name, text: ([, lines]) => lines.join("\n"), lineHeight: 1.2, frameAnchor: "left", dy, textAnchor: "start", fill: "var(--ink)", stroke: "var(--page)", strokeWidth: 4, clip: false})] : [];
+}
+// At the ends of their lines, where these are not below their names.
+function asidesOf(asides, narrow) {
+  return narrow ? [] : [Plot.text(asides, {y: ([name]) => name, text: ([, text]) => text, frameAnchor: "right", dx: 10, textAnchor: "start", fill: "var(--ink)", clip: false})];
+}
+// A text in lines of at most so many letters, broken behind blanks; a word that is longer than a line also behind hyphens and underscores.
+function broken(text, most) {
+  const lines = [""];
+  for (const part of text.split(/(?<= )/).flatMap(word => word.length > most ? word.split(/(?<=[_-])/) : word)) lines.at(-1) && (lines.at(-1) + part).trimEnd().length > most ? lines.push(part) : lines.push(lines.pop() + part);
+  return lines;
 }
 function legendOf(chart, hidden, redraw) {
   const box = element("div", "", {class: "legend", role: "group", "aria-label": "Series, to switch off and on"});
@@ -145,11 +173,11 @@ function drawChart(name) {
 function drawMarks(name) {
   const chart = charts[name], box = byId(`chart-${name}`), marks = marksOf(chart), hidden = new Set(), looks = new Map(chart.legend.map(one => [one.name, one]));
   const panels = element("div", "", {class: `panels ${chart.y.kind === "names" ? "tall" : ""}`}), of = [...new Set(marks.map(mark => mark.panel))];
-  const views = new Map(), scaleOf = panel => (chart.own[panel] ?? chart).x.label, acrossOf = mark => chart.kind === "dots" ? [mark.low, mark.high] : [mark.x_low, mark.x_high];
-  // Panels of one x-scale have the same ends, whatever series are switched off; a reference across is within them.
-  const endsOf = panel => { const {reference} = chart.own[panel] ?? {}, upright = ["dots", "bars"].includes(chart.kind) ? reference ?? chart.reference : null, all = [...(upright === null ? [] : [upright]), ...marks.filter(mark => scaleOf(mark.panel) === scaleOf(panel)).flatMap(mark => [mark.x, ...acrossOf(mark).map(end => end ?? mark.x)])]; return [Math.min(...all), Math.max(...all)]; };
-  const rise = chart.level ? endsOn(chart, marks, "y") : null;  // and panels of a level figure have the same heights, too
-  const redraw = () => panels.replaceChildren(...of.map(panel => panelBox({...chart, ...chart.own[panel], ...(chart.shared ? {ends: endsOf(panel)} : {}), rise}, panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
+  const views = new Map(), scaled = panel => ({...chart, ...chart.own[panel]}), alike = (panel, name) => of.filter(other => ["label", "kind"].every(part => scaled(other)[name][part] === scaled(panel)[name][part]));
+  // Panels of one scale have the same ends, whatever series are switched off, and panels with names the same margins.
+  const commonOf = (panel, name) => { const same = new Set(alike(panel, name)); return endsOn(scaled(panel), marks.filter(mark => same.has(mark.panel)), name); };
+  const common = new Map(of.map(panel => [panel, {...scaled(panel), ends: chart.shared ? commonOf(panel, "x") : null, rise: chart.level ? commonOf(panel, "y") : null, ...(chart.kind === "matrix" ? {} : {letters: lettersOf(marks)})}]));
+  const redraw = () => panels.replaceChildren(...of.map(panel => panelBox(common.get(panel), panel, marks.filter(mark => mark.panel === panel && !hidden.has(mark.series)), Math.max(280, Math.min(widthOf(panels, chart, of.length), 1340)), looks, views)));
   box.replaceChildren(legendOf(chart, hidden, redraw), panels, numbersOf(chart, marks));
   box.append(element("p", [chart.note, chart.from].filter(Boolean).map(text => `${text[0].toUpperCase()}${text.slice(1)}.`).join(" "), {class: "small from"}));
   redraw();
