@@ -12,6 +12,7 @@ from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
 from moe_routing_kernels.gate import FUSED
 from moe_routing_kernels.routers import ROUTERS, scaled
+from moe_routing_kernels.routers.formulas import softmax
 
 torch.set_num_threads(1)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -66,6 +67,31 @@ def test_the_rule_itself_has_the_same_limits(rule: str) -> None:
     ROUTERS[rule].load()(logits, 3)[1].sum().backward()
     finite = logits.detach().amax(1).isfinite()
     assert logits.grad is not None and logits.grad[finite].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_softmax_tells_infinity_from_the_largest_number(dtype: torch.dtype) -> None:
+    """A model may mask logits by the least number, or by -inf. NaN stays NaN, in the derivative, too."""
+    inf, most = torch.inf, torch.finfo(dtype).max
+    rows = [
+        (inf, most, 0),
+        (most, most, -inf),
+        (-most, -inf, -inf),
+        (-inf, -inf, -inf),
+        (inf, inf, -inf),
+        (0, -most, -inf),
+    ]
+    want = [(1, 0, 0), (0.5, 0.5, 0), (1, 0, 0), (1 / 3, 1 / 3, 1 / 3), (0.5, 0.5, 0), (1, 0, 0)]
+    logits = torch.tensor(rows, dtype=dtype, requires_grad=True)
+    shares = softmax(logits)
+    torch.testing.assert_close(shares, torch.tensor(want, dtype=dtype))
+    (slopes,) = torch.autograd.grad(shares, logits, torch.tensor([[1.0, -2.0, 4.0]], dtype=dtype).expand_as(shares))
+    assert slopes.isfinite().all() and not slopes[[0, 2, 3, 4, 5]].any() and slopes[1].any()
+    for token in ((torch.nan, 0, 1), (torch.nan, inf, -inf)):
+        logits = torch.tensor(token, dtype=dtype, requires_grad=True)
+        shares = softmax(logits)
+        shares[2].backward()
+        assert logits.grad is not None and shares.isnan().all() and logits.grad.isnan().all()
 
 
 @given(st.data())

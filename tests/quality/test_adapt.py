@@ -15,7 +15,7 @@ from torch import Tensor
 from drawn import draw
 from moe_routing_bench.figures import paper
 from moe_routing_bench.grid.run_spec import VARIANTS, Adaptation, Run
-from moe_routing_bench.quality import adapt, adaptation_rows, adapters, evaluate, loop, perft_summary, run_rows, train
+from moe_routing_bench.quality import adapt, adaptation_rows, evaluate, loop, perft_summary, run_rows, train
 from moe_routing_bench.report import trained_rules
 from moe_routing_bench.store import paths
 from moe_routing_kernels.errors import UserError
@@ -151,7 +151,7 @@ def test_each_variant_computes_its_formula(base: Base, other: str) -> None:
     """Token by token, adapter by adapter, with the weights of the router that the variant names."""
     for variant in VARIANTS:
         model = adapt.Adapting(adaptation(base[0], other, variant, adapters=3, alpha=8.0), base[1], "cpu").model
-        layer, (own, *_) = model.layers[0], adapters.of(model)
+        layer, (own, *_) = model.layers[0], adapt.adapters_of(model)
         draw = torch.Generator().manual_seed(1)
         own.up_RD.data.normal_(generator=draw)
         x = torch.randn(1, 5, DIM, generator=draw)
@@ -191,14 +191,14 @@ def test_parameter_counts_are_the_closed_form(base: Base, other: str, rank: int)
         model = adapt.Adapting(
             adaptation(base[0], other, variant, rank=rank, adapters=m, top_k=k), base[1], "cpu"
         ).model
-        assert adapters.parameter_counts(model) == (LAYERS * all_of_them, LAYERS * active)
+        assert adapt.parameter_counts(model) == (LAYERS * all_of_them, LAYERS * active)
         assert sum(p.numel() for p in model.parameters() if p.requires_grad) == LAYERS * all_of_them
 
 
 def test_ids_that_name_no_expert_have_no_gate() -> None:
     """Empty slots and zero-computation experts; a gate has its weight's gradient."""
     weights = torch.tensor([[0.5, 0.3, 0.2]], requires_grad=True)
-    found = adapters.gates(torch.tensor([[2, -1, 3]], dtype=torch.int32), weights, 3)
+    found = adapt.gates(torch.tensor([[2, -1, 3]], dtype=torch.int32), weights, 3)
     assert torch.equal(found, torch.tensor([[0.0, 0.0, 0.5]]))
     found.sum().backward()
     assert torch.equal(weights.grad, torch.tensor([[1.0, 0.0, 0.0]]))  # type: ignore[arg-type]

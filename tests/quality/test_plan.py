@@ -284,6 +284,6 @@ def test_which_edits_make_runs_and_adaptations_stale() -> None:
         "train",
     }
     assert {name for name in runs if not name.endswith("__init__")} == trained
-    assert adaptations - runs == {"adapters", "adaptation_rows", "adapt"}
+    assert adaptations - runs == {"adaptation_rows", "adapt"}
     assert all(Path(name).is_file() for name in code.adaptation_files())
     assert any(one.match("routers/rules/expert_counts.py") for one in code.training_files())

@@ -18,7 +18,6 @@ from scipy import stats
 from moe_routing_bench.grid.run_spec import DENSE, Adaptation, Run
 from moe_routing_bench.quality import (
     adapt,
-    adapters,
     cleaning,
     compare,
     corpus_packages,
@@ -27,7 +26,6 @@ from moe_routing_bench.quality import (
     evaluate,
     expert_loads,
     family,
-    forecast,
     language_model,
     loop,
     moe_layer,
@@ -36,10 +34,10 @@ from moe_routing_bench.quality import (
     prepared,
     rates,
     run_rows,
-    seeds_needed,
     specialisation,
     stage_clock,
     steps,
+    study_costs,
     texts,
     timing,
     train,
@@ -54,7 +52,7 @@ RUN = Run(corpora={"stdlib": 1000}, dim=16, heads=2, layers=3, experts=4, top_k=
 
 @pytest.mark.parametrize(("noise", "rules", "pairs"), [(0.01, 2, 1), (0.01, 4, 6), (0.03, 3, 1), (0.004, 5, 10)])
 def test_the_fewest_seeds_with_the_power_that_is_asked_for(noise, rules, pairs):
-    found = seeds_needed.seeds_needed(noise, rules, pairs)
+    found = study_costs.seeds_needed(noise, rules, pairs)
 
     def power(seeds):
         freedom, error = (seeds - 1) * (rules - 1), noise * math.sqrt(2 / seeds)
@@ -62,11 +60,11 @@ def test_the_fewest_seeds_with_the_power_that_is_asked_for(noise, rules, pairs):
         return 2 * stats.t.cdf(reach, freedom) - 1
 
     assert power(found) >= 0.8 and (found == 2 or power(found - 1) < 0.8)
-    assert seeds_needed.seeds_needed(10.0, 2) is None
-    text = seeds_needed.power_of_equivalence(0.01, 4)
+    assert study_costs.seeds_needed(10.0, 2) is None
+    text = study_costs.power_of_equivalence(0.01, 4)
     assert (
-        text.endswith(f"{seeds_needed.seeds_needed(0.01, 4, 6)} for the last of 6")
-        and f"by {seeds_needed.seeds_needed(0.01, 4)} seeds" in text
+        text.endswith(f"{study_costs.seeds_needed(0.01, 4, 6)} for the last of 6")
+        and f"by {study_costs.seeds_needed(0.01, 4)} seeds" in text
     )
 
 
@@ -91,9 +89,9 @@ def test_noise_is_that_of_the_contest_with_the_most_rows():
             *rows("long", 5, 9, 5.0, steps=10),
         ]
     )
-    noise, source = seeds_needed.stored_noise(table, {"steps": 9}, "x")
+    noise, source = study_costs.stored_noise(table, {"steps": 9}, "x")
     assert 0.004 < noise < 0.02 and source.startswith("that of 4 stored contestants of this code and size, 5 seeds")
-    assert seeds_needed.stored_noise(table, {"steps": 8}, "x") == (seeds_needed.NOISE, seeds_needed.ASSUMED)
+    assert study_costs.stored_noise(table, {"steps": 8}, "x") == (study_costs.NOISE, study_costs.ASSUMED)
 
 
 def test_what_adapters_reached():
@@ -223,15 +221,15 @@ def test_a_forecast_is_the_sum_of_its_parts():
         RUN, shared_hidden=24, steps=101, eval_every=50, validation_tokens=3000, capacity_factor=1.5, altered=True
     )
     layer = 2.1e-10 * 0.4 * 16 + (5.5e-11 * 2 * 16 + 18 * 16 * 16 / 150e12) / 2.2 + 18 * 16 * 24 / 150e12
-    assert forecast.estimate(run) == pytest.approx(3 * layer + 6 * 16 * 256 / 150e12)
+    assert study_costs.estimate(run) == pytest.approx(3 * layer + 6 * 16 * 256 / 150e12)
     dense = dataclasses.replace(run, router=DENSE, shared_hidden=0, capacity_factor=None)
     layer = 2.1e-10 * 0.4 * 16 + 18 * 16 * 16 / 150e12
-    assert forecast.estimate(dense) == pytest.approx(3 * layer + 6 * 16 * 256 / 150e12)
+    assert study_costs.estimate(dense) == pytest.approx(3 * layer + 6 * 16 * 256 / 150e12)
     whole = 2.1e-10 * 0.4 * 16 + 18 * 16 * 32 / 150e12
-    assert forecast.estimate(dataclasses.replace(dense, match="parameters")) == pytest.approx(
+    assert study_costs.estimate(dataclasses.replace(dense, match="parameters")) == pytest.approx(
         3 * whole + 6 * 16 * 256 / 150e12
     )
-    shape = tuple(getattr(run, name) for name in forecast.SHAPE)
+    shape = tuple(getattr(run, name) for name in study_costs.SHAPE)
     known = {shape: {"a": 10.0, "b": 40.0, "c": 100.0}}
     for change, passes in (
         ({}, 6 + 14),
@@ -242,21 +240,21 @@ def test_a_forecast_is_the_sum_of_its_parts():
     ):
         one = dataclasses.replace(run, **change)
         tokens = one.steps * 30
-        found = forecast.cost([one, one], known)
+        found = study_costs.cost([one, one], known)
         each = max(3000 / 40 / 3, 0.015 * 3000 / 30)
-        assert found == forecast.Cost(
-            2, pytest.approx(15 + tokens / 40 + passes * each), tokens, forecast.OTHER_RULES
+        assert found == study_costs.Cost(
+            2, pytest.approx(15 + tokens / 40 + passes * each), tokens, study_costs.OTHER_RULES
         ), change
-    assert forecast.cost([dense], {}).basis == forecast.ESTIMATED
+    assert study_costs.cost([dense], {}).basis == study_costs.ESTIMATED
     rows = [
         {"engine": "e", "train_tokens_per_s": speed, "router": "a", "timed_alone": alone}
-        | dict(zip(forecast.SHAPE, shape, strict=True))
+        | dict(zip(study_costs.SHAPE, shape, strict=True))
         for speed, alone in ((5.0, False), (2.0, True), (3.0, True), (9.0, False), (None, True))
     ]
-    assert forecast.speeds(rows, "e") == {shape: {"a": 3.0}} and forecast.speeds(rows[:1] + rows[3:4], "e") == {
+    assert study_costs.speeds(rows, "e") == {shape: {"a": 3.0}} and study_costs.speeds(rows[:1] + rows[3:4], "e") == {
         shape: {"a": 9.0}
     }
-    grouped = forecast.by_entry(
+    grouped = study_costs.by_entry(
         [
             run,
             dataclasses.replace(run, seed=2),
@@ -297,18 +295,18 @@ def test_prepared_text_is_cut_in_training_alone(tmp_path):
 
 def test_adapters_add_scaled_products():
     """Of two of three, by hand; all that a token meets are those and the router."""
-    one = adapters.Adapters("R", 6, 3, 2, 4, 32.0)
+    one = adapt.Adapters("R", 6, 3, 2, 4, 32.0)
     torch.nn.init.normal_(one.up_RD)
     assert one.scale == 8.0 and one.down_DR.abs().max() <= 1 / math.sqrt(6) and one.down_DR.shape == (6, 12)
     size, router = 2 * 4 * 6, sum(p.numel() for p in one.router.parameters())
     assert router > 0 and one.parameter_counts() == (3 * size + router, 2 * size + router)
     ids, weights = torch.tensor([[2, 0], [1, -1], [3, 2]]), torch.tensor([[0.5, 0.25], [0.75, 9.0], [9.0, 0.125]])
-    assert adapters.gates(ids, weights, 3).tolist() == [[0.25, 0, 0.5], [0, 0.75, 0], [0, 0, 0.125]]
+    assert adapt.gates(ids, weights, 3).tolist() == [[0.25, 0, 0.5], [0, 0.75, 0], [0, 0, 0.125]]
     one.router = None
     one.variant = "E"
     x = torch.randn(1, 3, 6)
     found = one(x, None, None, SimpleNamespace(ids=ids, weights=weights))
-    gates = adapters.gates(ids, weights, 3)
+    gates = adapt.gates(ids, weights, 3)
     expected = sum(
         gates[:, m, None] * 8.0 * (x[0] @ one.down_DR[:, 4 * m : 4 * m + 4] @ one.up_RD[4 * m : 4 * m + 4])
         for m in range(3)
@@ -316,16 +314,16 @@ def test_adapters_add_scaled_products():
     torch.testing.assert_close(found[0], expected)
     model = language_model.build(RUN, [])
     for variant, count, active in (("E", 4, 2), ("D", 5, 5), ("S", 1, 1), ("R", 5, 3)):
-        made = adapters._adapters(model.layers[0], Adaptation(RUN, "b", variant, rank=2, adapters=5, top_k=3))
+        made = adapt._adapters(model.layers[0], Adaptation(RUN, "b", variant, rank=2, adapters=5, top_k=3))
         assert (made.count, made.active, made.rank, made.scale) == (count, active, 2, 16.0)
-    adapted = adapters.attach(model, Adaptation(RUN, "b", "D", rank=2, adapters=5))
-    downs = [one.down_DR for one in adapters.of(adapted)]
+    adapted = adapt.attach(model, Adaptation(RUN, "b", "D", rank=2, adapters=5))
+    downs = [one.down_DR for one in adapt.adapters_of(adapted)]
     assert (
         len(downs) == 3
         and not torch.equal(downs[0], downs[1])
         and all(layer.capacity_factor is None for layer in adapted.layers)
     )
-    assert adapters.parameter_counts(adapted) == (3 * 5 * 2 * 2 * 16, 3 * 5 * 2 * 2 * 16)
+    assert adapt.parameter_counts(adapted) == (3 * 5 * 2 * 2 * 16, 3 * 5 * 2 * 2 * 16)
     assert {name for name, p in adapted.named_parameters() if p.requires_grad} == {
         f"blocks.{n}.ffn.adapters.{part}" for n in range(3) for part in ("down_DR", "up_RD")
     }

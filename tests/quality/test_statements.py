@@ -20,8 +20,8 @@ from moe_routing_bench.quality import (
     expert_loads,
     family,
     run_rows,
-    seeds_needed,
     specialisation,
+    study_costs,
     texts,
     train,
 )
@@ -159,7 +159,7 @@ def test_several_far_runs_do_not_hide_each_other() -> None:
 
 def test_the_power_of_an_equivalence_is_that_of_draws() -> None:
     """With as many seeds as are asked for, four fifths of equal pairs pass, and with half of them far fewer."""
-    needed = seeds_needed.seeds_needed(0.0087, 2)
+    needed = study_costs.seeds_needed(0.0087, 2)
     assert needed is not None and 10 < needed < 20
 
     def share(seeds: int) -> float:
@@ -170,7 +170,7 @@ def test_the_power_of_an_equivalence_is_that_of_draws() -> None:
         return float((p < family.ALPHA).mean())
 
     assert 0.74 < share(needed) < 0.88 and share(needed // 2) < 0.5
-    assert seeds_needed.seeds_needed(0.0087, 9, 36) > needed and seeds_needed.seeds_needed(1.0, 2) is None  # type: ignore[operator]
+    assert study_costs.seeds_needed(0.0087, 9, 36) > needed and study_costs.seeds_needed(1.0, 2) is None  # type: ignore[operator]
 
 
 def test_plan_says_how_many_seeds_an_equivalence_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +178,7 @@ def test_plan_says_how_many_seeds_an_equivalence_takes(capsys: pytest.CaptureFix
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "shown equivalent" in line)
     assert (
         line.startswith("b, 3 seeds: ")
-        and f"by {seeds_needed.seeds_needed(seeds_needed.NOISE, 9)} seeds for one pair" in line
+        and f"by {study_costs.seeds_needed(study_costs.NOISE, 9)} seeds for one pair" in line
     )
 
 
@@ -366,9 +366,9 @@ def test_a_noise_is_that_of_the_largest_contest_of_this_code_and_size() -> None:
     every = pd.concat([few, other, other.assign(seed=other["seed"] + 5), many], ignore_index=True)
     rows = compare.finals(every.assign(run=[f"{i}" for i in range(len(every))]))
     by_seed = many.pivot(index="seed", columns="router", values="bits_per_byte")
-    noise, said = seeds_needed.stored_noise(rows, {"dim": 8}, "c")
+    noise, said = study_costs.stored_noise(rows, {"dim": 8}, "c")
     assert noise == pytest.approx(family.family(by_seed).noise) and "2 stored contestants" in said and "5 seeds" in said
-    assert seeds_needed.stored_noise(rows, {"dim": 9}, "c") == (seeds_needed.NOISE, seeds_needed.ASSUMED)
+    assert study_costs.stored_noise(rows, {"dim": 9}, "c") == (study_costs.NOISE, study_costs.ASSUMED)
 
 
 def test_the_least_effect_that_is_found_is_that_of_the_median_pair() -> None:

@@ -10,7 +10,7 @@ import pytest
 from moe_routing_bench import packages
 from moe_routing_bench.cli.status import ENGINE, plan
 from moe_routing_bench.grid.run_spec import DENSE, PACKAGES, Run
-from moe_routing_bench.quality import code, family, forecast, run_rows, seeds_needed
+from moe_routing_bench.quality import code, family, run_rows, study_costs
 from moe_routing_bench.store import paths
 
 RUN = Run(
@@ -35,21 +35,27 @@ GRID = [{"benches": ["gate"], "tokens": [4], "experts": [4], "top_k": [2]}]
 def test_an_estimate_is_near_the_forecast_of_each_size(dim: int, layers: int, hidden: int, wanted: float) -> None:
     """Tokens a second at 20, 50 and 100 million active parameters."""
     run = replace(RUN, dim=dim, layers=layers, expert_hidden=hidden)
-    assert 1 / forecast.estimate(run) == pytest.approx(wanted, rel=0.3)
-    assert forecast.estimate(replace(RUN, router=DENSE)) < forecast.estimate(RUN)
+    assert 1 / study_costs.estimate(run) == pytest.approx(wanted, rel=0.3)
+    assert study_costs.estimate(replace(RUN, router=DENSE)) < study_costs.estimate(RUN)
 
 
 def row(router: str, speed: float, alone: bool = False, **change: object) -> dict:
-    shape = {name: getattr(RUN, name) for name in forecast.SHAPE}
+    shape = {name: getattr(RUN, name) for name in study_costs.SHAPE}
     return {"engine": ENGINE, "router": router, "train_tokens_per_s": speed, "timed_alone": alone} | shape | change
 
 
 def test_stored_speeds_come_before_estimates() -> None:
     """Those of the rule, timed alone if they can be, then those of other rules; not those of another engine or shape."""
     rows = [row("softk", 1e6, True), row("softk", 2e6), row("remoe", 3e6), row("softk", 9e9, dim=64)]
-    known = forecast.speeds([*rows, row("softk", 9e9, True, engine="graph")], ENGINE)
-    softk, other, dense = (forecast.cost([replace(RUN, router=name)] * 3, known) for name in ("softk", "base", DENSE))
-    assert (softk.basis, other.basis, dense.basis) == (forecast.STORED, forecast.OTHER_RULES, forecast.ESTIMATED)
+    known = study_costs.speeds([*rows, row("softk", 9e9, True, engine="graph")], ENGINE)
+    softk, other, dense = (
+        study_costs.cost([replace(RUN, router=name)] * 3, known) for name in ("softk", "base", DENSE)
+    )
+    assert (softk.basis, other.basis, dense.basis) == (
+        study_costs.STORED,
+        study_costs.OTHER_RULES,
+        study_costs.ESTIMATED,
+    )
     tokens = RUN.steps * RUN.tokens_per_step
     assert (
         softk.runs == 3
@@ -60,15 +66,15 @@ def test_stored_speeds_come_before_estimates() -> None:
 
 def test_every_evaluation_takes_its_time() -> None:
     """The last one as well, which ends a run between two others."""
-    known = forecast.speeds([row("softk", 1e6, True)], ENGINE)
+    known = study_costs.speeds([row("softk", 1e6, True)], ENGINE)
     run = replace(RUN, validation_tokens=2_000_000, altered=False, eval_every=100)
-    seconds = {steps: forecast.cost([replace(run, steps=steps)], known).seconds for steps in (99, 100, 101, 200)}
+    seconds = {steps: study_costs.cost([replace(run, steps=steps)], known).seconds for steps in (99, 100, 101, 200)}
     step = run.tokens_per_step / 1e6
     evaluation = seconds[101] - seconds[100] - step
     assert evaluation == pytest.approx(max(2 / 3, 0.015 * 2e6 / run.tokens_per_step))
     assert seconds[100] - seconds[99] == pytest.approx(step)
     assert seconds[200] - seconds[101] == pytest.approx(99 * step)
-    limited = forecast.cost([replace(run, steps=100, capacity_factor=1.25)], known).seconds
+    limited = study_costs.cost([replace(run, steps=100, capacity_factor=1.25)], known).seconds
     assert limited - seconds[100] == pytest.approx(evaluation), "a pass with the capacity and one without"
 
 
@@ -87,7 +93,7 @@ def test_the_command_adds_up_the_runs_of_a_config(tmp_path, monkeypatch, capsys)
     assert power.startswith("a, 2 seeds: equal rules are shown equivalent within 0.01 by 15 seeds for one pair, 15 for")
     assert total.startswith("7 runs, ") and basis.startswith("estimated: for one NVIDIA H200")
     stored = Run(dim=64, corpora={"stdlib": 1000})
-    fields = {name: getattr(stored, name) for name in forecast.SHAPE} | {"router": "softk", "engine": ENGINE}
+    fields = {name: getattr(stored, name) for name in study_costs.SHAPE} | {"router": "softk", "engine": ENGINE}
     fields |= {"schema_version": run_rows.SCHEMA_VERSION, "train_tokens_per_s": 1e6, "timed_alone": True}
     paths.quality("nvidia-h200").parent.mkdir(parents=True)
     run_rows.write(paths.quality("nvidia-h200"), [fields], stored.spec)
@@ -111,7 +117,9 @@ def test_the_noise_of_a_plan_is_that_of_stored_rows_of_its_code_and_size(
     run = Run(dim=64, steps=1000, corpora={"stdlib": 1000})
     draw = np.random.default_rng(0)
     losses = 1.5 + draw.normal(0, 0.1, (4, 1)) + draw.normal(0, 0.02, (4, 3))
-    fields = {name: getattr(run, name) for name in (*forecast.SHAPE, "batch", "steps", "network", "label", "purpose")}
+    fields = {
+        name: getattr(run, name) for name in (*study_costs.SHAPE, "batch", "steps", "network", "label", "purpose")
+    }
     fields |= {
         "schema_version": run_rows.SCHEMA_VERSION,
         "causal": True,
@@ -129,8 +137,8 @@ def test_the_noise_of_a_plan_is_that_of_stored_rows_of_its_code_and_size(
     plan(config_json=config, platform="nvidia-h200")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("a, 2 seeds"))
     noise = family.family(pd.DataFrame(losses)).noise
-    assert noise != pytest.approx(seeds_needed.NOISE, rel=0.1)
+    assert noise != pytest.approx(study_costs.NOISE, rel=0.1)
     said = f"at a noise of {noise:.2g} bits (that of 3 stored contestants of this code and size, 4 seeds)"
-    assert line.endswith(said if stored else f"at a noise of {seeds_needed.NOISE:.2g} bits ({seeds_needed.ASSUMED})")
-    needed = seeds_needed.seeds_needed(noise if stored else seeds_needed.NOISE, 2)
+    assert line.endswith(said if stored else f"at a noise of {study_costs.NOISE:.2g} bits ({study_costs.ASSUMED})")
+    needed = study_costs.seeds_needed(noise if stored else study_costs.NOISE, 2)
     assert f"by {needed} seeds for one pair" in line

@@ -33,7 +33,7 @@ from moe_routing_bench.comparison import runs as compared
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.grid.cell import ISOLATE, Cell, Job, Settings
 from moe_routing_bench.packages import PACKAGE
-from moe_routing_bench.quality import corpus_packages, corpus_preparation, seeds_needed, texts
+from moe_routing_bench.quality import corpus_packages, corpus_preparation, study_costs, texts
 from moe_routing_bench.store import platforms
 from moe_routing_kernels.errors import NoForm, UserError
 
@@ -359,20 +359,20 @@ def test_a_plan_adds_up_the_seconds_of_runs(monkeypatch, capsys):
     entries = {
         ("e8", "final"): [
             part(runs=2, seconds=100.0, tokens=12345, basis="stored"),
-            part(runs=1, seconds=40.0, tokens=999, basis=status.forecast.ESTIMATED),
+            part(runs=1, seconds=40.0, tokens=999, basis=study_costs.ESTIMATED),
         ],
         ("e8", "pilot"): [part(runs=4, seconds=5.0, tokens=678, basis="stored")],
     }
-    monkeypatch.setattr(status.forecast, "by_entry", lambda *_: entries)
-    monkeypatch.setattr(seeds_needed, "stored_noise", lambda finals, sizes, code: (0.0123, "assumed"))
-    monkeypatch.setattr(seeds_needed, "power_of_equivalence", lambda noise, rules: f"{rules} rules at {noise}")
+    monkeypatch.setattr(study_costs, "by_entry", lambda *_: entries)
+    monkeypatch.setattr(study_costs, "stored_noise", lambda finals, sizes, code: (0.0123, "assumed"))
+    monkeypatch.setattr(study_costs, "power_of_equivalence", lambda noise, rules: f"{rules} rules at {noise}")
     monkeypatch.setattr(status, "fingerprint", lambda files: "code")
-    monkeypatch.setattr(status.forecast, "SHAPE", ())
+    monkeypatch.setattr(study_costs, "SHAPE", ())
     for one in runs_.values():
         one.batch = one.steps = 1
     status.plan()
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split() == ["e8", "3", "12,345", "80.0", "240", *f"{status.forecast.ESTIMATED}, stored".split()]
+    assert lines[1].split() == ["e8", "3", "12,345", "80.0", "240", *f"{study_costs.ESTIMATED}, stored".split()]
     assert lines[2].split() == ["e8", "(pilots)", "4", "678", "5.0", "20", "stored"]
     assert lines[3:6] == [
         "3 runs, 4 min of one GPU",

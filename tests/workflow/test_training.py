@@ -91,7 +91,7 @@ def test_what_runs_again(project: Project) -> None:
     for name, expected in (
         ("compare", {"collect_quality": 1}),
         ("perft_summary", {"collect_perft": 1}),
-        ("adapters", {"adapt": 3, "collect_perft": 1}),
+        ("adapt", {"adapt": 3, "collect_perft": 1}),
         ("train", JOBS),
     ):
         path = project.folder / f"src/moe_routing_bench/quality/{name}.py"

@@ -2,7 +2,6 @@
 that it does not ask for, or that `collect` refuses.
 """
 
-import importlib
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +13,7 @@ from moe_routing_bench.cli.options import ConfigJson, Configs, Platform, Run
 from moe_routing_bench.cli.printing import duration
 from moe_routing_bench.grid.run_spec import Run as Planned
 from moe_routing_bench.packages import fingerprint
-from moe_routing_bench.quality import code, forecast, run_rows
+from moe_routing_bench.quality import code, run_rows
 from moe_routing_bench.quality import plan as training
 from moe_routing_bench.quantities import count, counts
 from moe_routing_bench.store import cell_files, paths, records
@@ -139,6 +138,10 @@ def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platf
 
     It also says where learning rates come from that another study chose. Adaptations are not in it, nor timings. Runs are taken one after the other: several at once on a GPU take longer each.
     """
+    from moe_routing_bench.quality import (
+        study_costs,  # with pandas it takes a second, which other commands need not wait for
+    )
+
     effective, folder, _ = config_or_last(config, config_json, platform, run)
     runs = training.expand(effective.get("quality", []), effective.get("perft", []), folder).runs
     if not runs:
@@ -146,7 +149,7 @@ def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platf
     stored = {paths.quality(name) for name in (folder, folder.partition(".")[0])}
     tables = [run_rows.read(path) for path in sorted(stored) if path.is_file()]
     rows = [row for table in tables for row in table.to_pylist()]
-    entries = forecast.by_entry(runs.values(), forecast.speeds(rows, ENGINE))
+    entries = study_costs.by_entry(runs.values(), study_costs.speeds(rows, ENGINE))
     print(f"{'entry':<28} {'runs':>5} {'tokens each':>12} {'s each':>8} {'GPU s':>8}  speed")
     total, bases = 0.0, set()
     for (label, purpose), parts in entries.items():
@@ -162,17 +165,16 @@ def plan(config: Configs = None, config_json: ConfigJson = None, platform: Platf
         print(f"{label}: learning rates of {source}: {', '.join(f'{router} {lr:g}' for router, lr in mine.items())}")
     for line in _power(runs.values(), rows):
         print(line)
-    if forecast.ESTIMATED in bases:
+    if study_costs.ESTIMATED in bases:
         print("estimated: for one NVIDIA H200, by constants that were not measured with this engine")
 
 
 def _power(runs: Iterable[Planned], rows: list[dict[str, Any]]) -> Iterable[str]:
     """How many seeds show equal rules of each entry to be equivalent, at the noise that rows of the same code and sizes have."""
-    import pandas as pd  # with scipy, in compare and family, it takes a second
+    import pandas as pd
 
-    compare, seeds_needed = (
-        importlib.import_module(f"moe_routing_bench.quality.{name}") for name in ("compare", "seeds_needed")
-    )
+    from moe_routing_bench.quality import compare, study_costs
+
     finals = compare.finals(pd.DataFrame(rows)) if rows else pd.DataFrame()
     finals = finals[compare.refusals(finals) == ""] if len(finals) else finals
     today = fingerprint(code.training_files())
@@ -180,7 +182,7 @@ def _power(runs: Iterable[Planned], rows: list[dict[str, Any]]) -> Iterable[str]
     for label in dict.fromkeys(run.label for run in final):
         mine = [run for run in final if run.label == label]
         if (rules := len({run.router for run in mine})) > 1:
-            sizes = {name: getattr(mine[0], name) for name in (*forecast.SHAPE, "batch", "steps")}
-            noise, basis = seeds_needed.stored_noise(finals, sizes, today)
+            sizes = {name: getattr(mine[0], name) for name in (*study_costs.SHAPE, "batch", "steps")}
+            noise, basis = study_costs.stored_noise(finals, sizes, today)
             seeds = count(len({run.seed for run in mine}), "seed")
-            yield f"{label}, {seeds}: {seeds_needed.power_of_equivalence(noise, rules)}, at a noise of {noise:.2g} bits ({basis})"
+            yield f"{label}, {seeds}: {study_costs.power_of_equivalence(noise, rules)}, at a noise of {noise:.2g} bits ({basis})"

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from moe_routing_bench.figures import training_rows
-from moe_routing_bench.quality import compare, family, perft_summary, seeds_needed, specialisation
+from moe_routing_bench.quality import compare, family, perft_summary, specialisation, study_costs
 from moe_routing_bench.quantities import count
 from moe_routing_bench.report.document import Dot, Sentence, pictured
 from moe_routing_bench.report.parts import Altered, Contest
@@ -174,7 +174,7 @@ def _power(tests: family.Family, rules: int) -> str:
         return "no noise is known, so nothing is told apart"
     return (
         f"noise of a run {tests.noise:.4f} bits per byte; with a power of {family.POWER:.0%} an effect of {tests.detectable:.3f} is told apart, "
-        f"and {seeds_needed.power_of_equivalence(tests.noise, rules)}"
+        f"and {study_costs.power_of_equivalence(tests.noise, rules)}"
     )
 
 

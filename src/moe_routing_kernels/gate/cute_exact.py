@@ -317,7 +317,7 @@ def complete(
             weight = score(rule.weigh, logits[row_index(token, wide), expert].to(Float32))
     elif cutlass.const_expr(rule.select == "logit"):
         weight = score(rule.weigh, weight)
-    if cutlass.const_expr(rule.renormalize):
+    if cutlass.const_expr(rule.renormalize and rule.weigh == "sqrtsoftplus"):  # no other score exceeds 1
         weight = fmin(weight, Float32(MOST_SCORE))
     if cutlass.const_expr(rule.renormalize or rule.weigh == "softmax_chosen"):
         total = Float32(cutlass.select_(valid, weight, Float32(0.0)))

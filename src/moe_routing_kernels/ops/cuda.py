@@ -175,7 +175,7 @@ def layer_backward(
     if d_scales is None:
         return d_packed, None, d_w13, d_w2
     of_kept = d_scales.index_select(0, inverse.clamp_min(0).reshape(-1)).view(inverse.shape)
-    return d_packed, torch.where(inverse < 0, 0, of_kept), d_w13, d_w2
+    return d_packed, of_kept.masked_fill_(inverse < 0, 0), d_w13, d_w2
 
 
 def feed(

@@ -143,10 +143,13 @@ def _(grad, y, inverse, weights, rows):
 
 def _save_for_gate(ctx, inputs, output) -> None:
     ctx.rule, ctx.scale = inputs[3:]
+    ctx.set_materialize_grads(False)  # no zeros for ids, which have no gradient
     ctx.save_for_backward(inputs[0], output[0])
 
 
 def _gate_gradients(ctx, _, grad):
+    if grad is None:
+        return (None,) * 5
     logits, ids = ctx.saved_tensors
     return reference.gate_backward(grad, logits, ids, ctx.rule, ctx.scale), None, None, None, None
 

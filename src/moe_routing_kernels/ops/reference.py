@@ -50,30 +50,37 @@ def _scale(rule: str, scale: float | None) -> float:
 def gate_backward(grad: Tensor, logits: Tensor, ids: Tensor, rule: str, scale: float | None) -> Tensor:
     """grad (T, k) of the weights -> that of logits (T, E), of logits' dtype; NaN for a token whose ids are -1.
 
-    Written out, for automatic differentiation of `weigh` takes the host several times as long. Itself differentiable. A weight w
-    of score s has the slope w s'/s, of which neither factor is 0/0 where a score vanishes; renormalising takes away the mean of
-    the gradients by weight.
+    Written out, for automatic differentiation of `weigh` takes the host several times as long, and in few operations, as each is a
+    launch. Itself differentiable. A weight w of score s has the slope w s'/s, of which neither factor is 0/0 where a score vanishes;
+    renormalising takes away the mean of the gradients by weight.
     """
     known, wide_logits, at = rule_of(rule), logits.to(wide(logits.dtype)), ids.clamp_min(0).long()
-    grad = grad * _scale(rule, scale)
+    grad = grad if (factor := _scale(rule, scale)) == 1 else grad * factor
     if known.weigh == "softmax_all":
         shares = formulas.softmax(wide_logits)
         flow = shares.gather(1, at) * grad
-        gradient = (shares * -flow.sum(1, keepdim=True)).scatter_add(1, at, flow)
+        gradient = (shares * -flow.sum(1, keepdim=True)).scatter_add_(1, at, flow)
     else:
-        weights = _unscaled(wide_logits, at, known)
+        chosen = wide_logits.gather(1, at)
+        weights = _of_chosen(chosen, known)
         if known.renormalize or known.weigh == "softmax_chosen":
             grad = grad - (weights * grad).sum(1, keepdim=True)
-        slope = weights * grad * _relative_slope(wide_logits.gather(1, at), known.weigh)
-        gradient = torch.zeros_like(wide_logits).scatter(1, at, slope)
-    return gradient.masked_fill(ids[:, :1] < 0, torch.nan).to(logits.dtype)
+        slope = weights * grad
+        if known.weigh != "softmax_chosen":
+            slope = slope * _relative_slope(chosen, known.weigh)
+        gradient = slope.new_zeros(logits.shape).scatter_(1, at, slope)
+    return gradient.masked_fill_(ids[:, :1] < 0, torch.nan).to(logits.dtype)
 
 
 def _unscaled(logits: Tensor, at: Tensor, rule: FusedRule) -> Tensor:
     """The weights (T, k) of the experts `at` (T, k) int64 of logits (T, E), before the rule's scale."""
     if rule.weigh == "softmax_all":
         return formulas.softmax(logits).gather(1, at)
-    chosen = logits.gather(1, at)
+    return _of_chosen(logits.gather(1, at), rule)
+
+
+def _of_chosen(chosen: Tensor, rule: FusedRule) -> Tensor:
+    """The weights (T, k) of experts with the logits `chosen` (T, k), for rules that weigh by these alone."""
     if rule.weigh == "softmax_chosen":
         return formulas.softmax(chosen)
     scores = _score(chosen, rule.weigh)
@@ -87,15 +94,13 @@ def _score(logits: Tensor, kind: str) -> Tensor:
     return logits.sigmoid() if kind == "sigmoid" else logits
 
 
-def _relative_slope(logits: Tensor, kind: str) -> Tensor | float:
-    """s'/s of the score s of every logit, from 0 to 1; that of an exponential is 1."""
+def _relative_slope(logits: Tensor, kind: str) -> Tensor:
+    """s'/s of the score s of every logit, from 0 to 1."""
     if kind == "sigmoid":
         return torch.sigmoid(-logits)
-    if kind == "sqrtsoftplus":
-        tail = logits < formulas.TAIL
-        rest = logits.masked_fill(tail, 0)
-        return torch.where(tail, 0.5, rest.sigmoid() / (2 * torch.nn.functional.softplus(rest)))
-    return 1.0
+    tail = logits < formulas.TAIL
+    rest = logits.masked_fill(tail, 0)
+    return torch.where(tail, 0.5, rest.sigmoid() / (2 * torch.nn.functional.softplus(rest)))
 
 
 def permute(topk_ids: Tensor, experts: int, capacity: int | None, layout: str) -> Indices:

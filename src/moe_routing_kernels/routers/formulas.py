@@ -53,11 +53,9 @@ def _largest(scores: Tensor, count: int, ordered: bool) -> Tensor:
 
 def softmax(logits: Tensor) -> Tensor:
     """Softmax over the last dimension, and its limit where the largest logit is infinite."""
-    largest = logits.amax(-1, keepdim=True)
-    infinite = largest.isinf()
-    at_largest = (logits == largest).to(logits.dtype)
-    limit = at_largest / at_largest.sum(-1, keepdim=True).clamp_min(1)
-    return torch.where(infinite, limit, logits.masked_fill(infinite, 0).softmax(-1))
+    largest = logits.detach().amax(-1, keepdim=True).nan_to_num(nan=torch.nan)
+    # An infinite difference becomes the largest finite one, so experts at +inf, or all of a token at -inf, share equally.
+    return (logits - largest).nan_to_num(nan=torch.nan).softmax(-1)
 
 
 def renormalised(scores: Tensor) -> Tensor:

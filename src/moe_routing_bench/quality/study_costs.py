@@ -1,7 +1,8 @@
-"""What training runs take of one GPU, before they start: seconds by stored speeds of their shape, else by estimates. Without torch.
+"""What a study of rules takes before it starts: seconds of one GPU for its runs, and how many seeds show that rules are equivalent. Without torch.
 
-The estimates are for one NVIDIA H200. Their constants were fitted to stage times of stored runs, which were captured but had neither
-this package's operators nor compiled parts; what these save is a forecast that no GPU has confirmed.
+Seconds are by stored speeds of a run's shape, else by estimates, which are for one NVIDIA H200. Their constants were fitted to stage times of
+stored runs, which were captured but had neither this package's operators nor compiled parts; what these save is a forecast that no GPU has
+confirmed. Seeds are by the noise of stored runs, or by an assumed one.
 """
 
 import math
@@ -10,7 +11,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from moe_routing_bench.grid.run_spec import DENSE, Run
+from moe_routing_bench.quality import family
 
 SHAPE = ("experts", "top_k", "dim", "layers", "expert_hidden", "sequence", "vocabulary", "shared_hidden")
 STORED, OTHER_RULES, ESTIMATED = "stored", "stored, of other rules", "estimated"
@@ -22,6 +27,9 @@ _START = 15.0  # seconds until the first replayed step of a run: the process, th
 _LAUNCHED = 0.015  # the least seconds of a batch of an evaluation, which Python launches
 _ALTERED = 14  # passes of an evaluation with other formats and capacities
 _VALIDATED = 1_000_000  # tokens of a validation whose size no config says
+NOISE = 0.0087  # bits per byte between seeds of a rule, where no rows of the same code and sizes are stored: `ASSUMED` says of what
+ASSUMED = "assumed, as no rows of this code and size are stored: that of 65 causal runs with E=8, of older code"
+_MOST_SEEDS = 1000
 Shape = tuple[Any, ...]
 
 
@@ -91,3 +99,45 @@ def by_entry(runs: Iterable[Run], known: Mapping[Shape, Mapping[str, float]]) ->
         alike = f"{run.router} {run.network} {run.capacity_factor} {run.drop_policy} {run.train_mode} {run.shared_gate} {run.attention}"
         groups.setdefault((run.label, run.purpose), {}).setdefault(alike, []).append(run)
     return {entry: [cost(one, known) for one in rules.values()] for entry, rules in groups.items()}
+
+
+def stored_noise(rows: pd.DataFrame, sizes: Mapping[str, Any], code: str) -> tuple[float, str]:
+    """The noise of a run in bits per byte, and what it is from: the contest with the most of these final rows that are of the code and the sizes.
+
+    `NOISE`, which is `ASSUMED`, where there is none with noise to estimate: two rules and two seeds or more.
+    """
+    if len(rows):
+        same = (rows["code_fingerprint"] == code) & rows["causal"].astype(bool)
+        for name, value in sizes.items():
+            same &= rows[name] == value
+        for _, group in sorted(rows[same].groupby("label"), key=lambda one: -len(one[1])):
+            noise = family.family(family.by_seed(group.drop_duplicates(["contestant", "seed"]), "bits_per_byte")).noise
+            if np.isfinite(noise):
+                rules, seeds = group["contestant"].nunique(), group["seed"].nunique()
+                return noise, f"that of {rules} stored contestants of this code and size, {seeds} seeds"
+    return NOISE, ASSUMED
+
+
+def seeds_needed(noise: float, rules: int, pairs: int = 1, margin: float = family.MARGIN) -> int | None:
+    """The fewest seeds of each of `rules` with which TOST finds two equal rules equivalent with a power of 80 %; None above 1,000.
+
+    `noise` is the standard deviation of a run in bits per byte. `pairs` is the number of tests that Bonferroni's correction is for, which
+    Holm's is for the largest p. For two rules without a difference the power is 2 T((margin - t s) / s) - 1, with s = noise sqrt(2 / n)
+    (Schuirmann 1987).
+    """
+    from scipy import stats  # takes a second to import, which reports without training runs need not
+
+    for seeds in range(2, _MOST_SEEDS):
+        freedom, error = (seeds - 1) * (rules - 1), noise * (2 / seeds) ** 0.5
+        reach = margin / error - float(stats.t.ppf(1 - family.ALPHA / pairs, freedom))
+        if 2 * float(stats.t.cdf(reach, freedom)) - 1 >= family.POWER:
+            return seeds
+    return None
+
+
+def power_of_equivalence(noise: float, rules: int) -> str:
+    """How many seeds show two equal rules to be equivalent, in words."""
+    pairs = rules * (rules - 1) // 2
+    one, every = (seeds_needed(noise, rules, count) for count in (1, pairs))
+    least, most = (f"{number:,}" if number else "more than 1,000" for number in (one, every))
+    return f"equal rules are shown equivalent within {family.MARGIN:g} by {least} seeds for one pair, {most} for the last of {pairs}"
