@@ -85,6 +85,6 @@ def test_a_shell_completes_commands_and_names(line, found, monkeypatch, capsys):
 )
 def test_help_starts_no_worker(words, forks):
     """Nor does a command that measures nothing."""
-    code = "import os; os.fork = None; from moe_routing_bench.cli.start import main; main()"
+    code = "import os; os.fork = None; from moe_routing_bench.cli.__main__ import main; main()"
     done = subprocess.run([sys.executable, "-c", code, *words.split()], capture_output=True, text=True)
     assert (done.returncode != 0) == ("'NoneType' object is not callable" in done.stderr) == forks
