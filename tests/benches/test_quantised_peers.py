@@ -2,12 +2,13 @@
 
 import sys
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from test_library_peers import checked, loaded  # noqa: F401 (a fixture)
 
+from moe_routing_bench.peers.deepgemm import blocks_of_rows
 from moe_routing_kernels.pack import torch_pack, triton_pack_fp8
 
 SIZES = {"tokens": 19, "hidden": 256, "intermediate": 128, "experts": 4, "top_k": 2}
@@ -75,6 +76,14 @@ def plain_pack(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch_pack.bind_fp8(problem, **given)
 
     monkeypatch.setattr(triton_pack_fp8, "bind", bind)
+
+
+def test_deepgemm_passes_over_rows_of_no_expert() -> None:
+    """An expert without rows, and padding behind the last."""
+    offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    number, expert_of = blocks_of_rows(SimpleNamespace(experts=3), torch.empty(7, 1), offsets)
+    number()
+    assert expert_of.tolist() == [0, 0, 2, 2, 2, -1, -1]
 
 
 BLOCKS = {"packed": "fp8_block128", "weights": "e4m3_block128", "layout": "block128"}

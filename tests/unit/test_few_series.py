@@ -198,6 +198,15 @@ def test_the_fastest_of_each_cell_is_shown() -> None:
     assert set(OURS) < set(kept.colors) and len(set(kept.colors) & set(OTHERS)) == MOST_SERIES - len(OURS)
 
 
+def test_others_that_are_fastest_give_no_place_to_ours() -> None:
+    """Four cells, each with another package in front, and ours behind them."""
+    times = {name: [50.0] * 4 for name in [*OURS, *OTHERS]}
+    for place, name in enumerate(OTHERS[:4]):
+        times[name][place] = 1.0
+    kept = few(chart(list(times), **rows(times)))
+    assert set(kept.colors) == {*OURS[:2], *OTHERS[:4]}
+
+
 def test_without_others_more_of_ours_are_shown() -> None:
     names = origins.ours("layer")
     assert len(names) > MOST_SERIES
