@@ -359,6 +359,15 @@ def test_a_profile_has_its_operators_line_by_line():
     )
 
 
+def test_the_first_operators_of_a_profile_are_shown():
+    """As many as were published, in their order."""
+    times = {"self_cpu_us": 1.0, "self_device_us": 2.0, "calls": 3}
+    operators = [times | {"operator": f"o{i}"} for i in range(block_profiles.SHOWN + 2)]
+    profile = {"axes": {"dtype": "bf16"}, "implementations": {"torch_loop": {"operators": operators}}}
+    (table,) = block_profiles._operators(profile, {"short": "s"}, "cpu")
+    assert [line[5] for line in table.rows][: block_profiles.SHOWN] == [f"o{i}" for i in range(block_profiles.SHOWN)]
+
+
 def test_cells_of_a_predecessors_command():
     """Its values of axes at divided sizes, and the default of others; the least number that explains all hidden sizes."""
     command = predecessor.Command("t", "moe-routing-bench measure pack --tokens 64,128 --hidden 4096,2048", {}, "")
