@@ -9,6 +9,7 @@ import torch
 from test_library_peers import checked, loaded  # noqa: F401 (a fixture)
 
 from moe_routing_bench.peers.deepgemm import blocks_of_rows
+from moe_routing_bench.peers.marlin import block_rows
 from moe_routing_kernels.pack import torch_pack, triton_pack_fp8
 
 SIZES = {"tokens": 19, "hidden": 256, "intermediate": 128, "experts": 4, "top_k": 2}
@@ -43,6 +44,11 @@ def test_marlin(weights: str) -> None:
 def test_marlin_with(axes: dict) -> None:
     """Biases, another activation, exponents of fp16, rows of no expert, and padding."""
     assert outcome("marlin", **({"weights": "int4z_row"} | axes)).error is None
+
+
+def test_blocks_of_marlin_are_less_than_nine_tenths_full() -> None:
+    """By an expert's mean share of the rows; the largest takes what is more."""
+    assert [block_rows(rows, 10) for rows in (1, 71, 72, 143, 287, 431, 9999)] == [8, 8, 16, 16, 32, 48, 64]
 
 
 def grouped_fp8(rows, weights, out, expert_of) -> None:

@@ -193,6 +193,15 @@ def test_rows_wait_for_their_delivery(capsys):
     Path(path).unlink()
 
 
+def test_a_document_without_rows_is_written_once():
+    """What reads JSON from a command that measured nothing gets an empty list."""
+    written = []
+    found = delivery.Delivery(written.append, 1)
+    found.deliver()
+    found.deliver()
+    assert written == [[]]
+
+
 def test_the_doctor_says_what_is_there_and_what_is_not(monkeypatch):
     """A check that fails is no check of something optional."""
     missing = {"triton": None, "cutlass": "not installed", "compiler": None}

@@ -220,6 +220,11 @@ def test_each_panel_keeps_a_series() -> None:
     times = {name: [1.0 + place] for place, name in enumerate(names)}
     kept = few(chart(names, {"one": names, "two": ["sonicmoe"], "three": ["cute", "sonicmoe"]}, **rows(times)))
     assert set(kept.marks["panel"]) == {"one", "two", "three"} and len(kept.colors) == MOST_SERIES
+    kept = few(
+        chart(names, {"one": names, "two": ["vllm_triton"], "three": ["sonicmoe", "vllm_triton"]}, **rows(times))
+    )
+    others = {"torch_loop", "quack", "sglang_triton"}
+    assert set(kept.colors) == {*OURS[:2], *others, "vllm_triton"}, "one of a panel is enough"
 
 
 def test_rules_of_best_quality_and_those_of_the_front() -> None:

@@ -183,7 +183,7 @@ def test_an_archive_has_what_it_lists_and_lists_what_it_has(tmp_path):
         with pytest.raises(UserError, match="format"):
             archive.unpacked(path)
     packed(path, FILES, sparse=True)
-    with pytest.raises(UserError, match="'measurements.parquet' is no regular file"):
+    with pytest.raises(UserError, match=r"'measurements\.parquet' is no regular file"):
         archive.unpacked(path)
 
 
