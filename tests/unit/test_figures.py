@@ -122,16 +122,6 @@ def test_a_million_has_no_exponent_beside_numbers_that_have_none():
     assert labels == ["0.05", "20,000", "1,000,000", "12,000,000"]
 
 
-def test_the_chart_of_the_scale_model_is_of_ways_without_tensor_parallelism(tmp_path):
-    one = {"model": "m", "gpus": 8, "tokens": 64, "skew": 0.5, "tp": 1, "error_median": 0.1, "error_p90": 0.2}
-    rows = [
-        one | {"ep": ep, "layer_us": us, "drawn_us": us + 1, "planned_us": None} for ep, us in ((8, 20.0), (1, 90.0))
-    ]
-    paper.scaling(rows, tmp_path / "a.svg")
-    paper.scaling([*rows, rows[1] | {"tp": 8, "layer_us": 5.0, "drawn_us": 5.0}], tmp_path / "b.svg")
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
 def test_captions():
     """Every figure has a title, a caption in whole sentences and a function; every function that makes a chart of a table is a figure."""
     for figure in FIGURES.values():
