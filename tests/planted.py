@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-LISTS = ("planted.yaml", "strangers.yaml", "newcomers.yaml", "outsiders.yaml")
+LISTS = ("planted.yaml", "strangers.yaml", "newcomers.yaml", "outsiders.yaml", "passersby.yaml")
 SECONDS = 180  # more is a mutant that hangs, which a test run would notice
 
 

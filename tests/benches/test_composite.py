@@ -166,6 +166,13 @@ def test_quantised_rows_cost_precision():
     assert definition.check(plain, inputs, {"combined": answers[1]["combined"].float()}, answers[0]).error
 
 
+@pytest.mark.parametrize("name", [name for name, bench in BENCHES.items() if bench.stages])
+def test_a_composite_depends_on_all_that_its_stages_depend_on(name):
+    known = set(BENCHES[name].modules())
+    for stage in BENCHES[name].stages:
+        assert set(BENCHES[stage.bench].modules()) <= known, stage.name
+
+
 def test_outputs_that_a_stage_allocates_reach_the_next_one():
     """grouped_mm returns a new tensor in every call, and combine reads that one."""
     cell = cell_of("layer", **SHAPE | {"hidden": 64, "intermediate": 32, "dtype": "bf16"})

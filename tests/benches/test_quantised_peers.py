@@ -2,12 +2,14 @@
 
 import sys
 from dataclasses import dataclass
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from test_library_peers import checked, loaded  # noqa: F401 (a fixture)
 
+from moe_routing_bench.peers.deepgemm import blocks_of_rows
+from moe_routing_bench.peers.marlin import block_rows
 from moe_routing_kernels.pack import torch_pack, triton_pack_fp8
 
 SIZES = {"tokens": 19, "hidden": 256, "intermediate": 128, "experts": 4, "top_k": 2}
@@ -44,6 +46,11 @@ def test_marlin_with(axes: dict) -> None:
     assert outcome("marlin", **({"weights": "int4z_row"} | axes)).error is None
 
 
+def test_blocks_of_marlin_are_less_than_nine_tenths_full() -> None:
+    """By an expert's mean share of the rows; the largest takes what is more."""
+    assert [block_rows(rows, 10) for rows in (1, 71, 72, 143, 287, 431, 9999)] == [8, 8, 16, 16, 32, 48, 64]
+
+
 def grouped_fp8(rows, weights, out, expert_of) -> None:
     """DeepGEMM's `m_grouped_fp8_gemm_nt_contiguous` in plain torch."""
     (x, scales), (w, w_scales) = rows, weights
@@ -75,6 +82,14 @@ def plain_pack(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch_pack.bind_fp8(problem, **given)
 
     monkeypatch.setattr(triton_pack_fp8, "bind", bind)
+
+
+def test_deepgemm_passes_over_rows_of_no_expert() -> None:
+    """An expert without rows, and padding behind the last."""
+    offsets = torch.tensor([0, 2, 2, 5], dtype=torch.int32)
+    number, expert_of = blocks_of_rows(SimpleNamespace(experts=3), torch.empty(7, 1), offsets)
+    number()
+    assert expert_of.tolist() == [0, 0, 2, 2, 2, -1, -1]
 
 
 BLOCKS = {"packed": "fp8_block128", "weights": "e4m3_block128", "layout": "block128"}

@@ -115,6 +115,8 @@ def test_texts_that_are_repeated_and_small_are_read(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(parquet.guarded, "MOST_TABLE", 20_000)
     with path.open("rb") as file:
         assert parquet_sizes.check(file, 20_000) == (["a", "l.list.element"], 450)
+        most = 8 * 150 * pq.ParquetFile(path).metadata.row_group(0).column(0).total_uncompressed_size
+        assert "a" in parquet_sizes.check(file, most - 8)[0] and "a" not in parquet_sizes.check(file, most)[0]
     assert parquet.read_table(path).equals(table)
 
 

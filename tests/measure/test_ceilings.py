@@ -257,6 +257,15 @@ def test_the_noise_of_a_probe_is_no_drift_of_the_cpu(sigma) -> None:
     assert quiet == pytest.approx(1 - 1 / 1.05, rel=1e-6), "without noise the drift is all of the change"
 
 
+def test_copies_and_products_have_noises_of_their_own(monkeypatch) -> None:
+    rates = {"copy_gb_per_s": 8.0, "launch_us": 2.0, "peak_tflops": 0.1}
+    one = cpu_ceilings.CpuCeilings({"rates": rates, "probe": (1.0, 10.0)})
+    monkeypatch.setattr(one, "_holds", lambda *_: True)
+    monkeypatch.setattr(one, "_probed", lambda: ((1.0, 10.0), (0.1, 0.3)))
+    one.measure()
+    assert one.noise == {"copy_gb_per_s": 0.1, "launch_us": 0.1, "peak_tflops": 0.3}
+
+
 def test_the_noise_of_a_median_of_25_times() -> None:
     """Half of the logarithm of the eighth from above over the eighth from below."""
     assert cpu_ceilings._off([1.0] * 25) == 0

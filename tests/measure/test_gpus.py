@@ -156,6 +156,13 @@ def test_a_job_waits_for_its_family_s_card(start, monkeypatch):
         assert gpu == first
 
 
+def test_a_family_on_several_cards_has_all_of_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpus, "FOLDER", tmp_path)
+    how = {"family": "f", "identify": str, "cards": 2, "waiting": lambda: pytest.fail("both are free")}
+    with gpus.reserved(True, ["GPU-x", "GPU-y"], **how) as taken:
+        assert taken == "GPU-x,GPU-y"
+
+
 @pytest.mark.fault("GPU lock")
 def test_all_users_lock_the_same_file_of_a_card(tmp_path, monkeypatch, start) -> None:
     """Whatever the name by which they call it; in a sticky folder nobody may open another's file as if to make it."""

@@ -464,6 +464,13 @@ def test_work_of_other_threads_is_seen() -> None:
     assert any(later.outstanding_us() > 250 for _ in range(20)), "on a busy machine it may get no core meanwhile"
 
 
+def test_the_share_of_other_threads_is_what_three_of_four_samples_have_at_least() -> None:
+    torch.set_num_threads(1)
+    timer = host_timer.HostTimer([lambda: None], 1)
+    timer._elsewhere = [0.4, 0.1, 0.3, 0.2]
+    assert timer.elsewhere() == 0.2
+
+
 def test_calls_of_rotations_are_timed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call's CPU time, in a rotation at a random place of a sample, and in one at such a place that a mark precedes."""
     now, ran = [0.0], []

@@ -7,6 +7,7 @@ from activations import EVERY
 from moe_routing_kernels import ops
 from moe_routing_kernels.activations import activation_of
 from moe_routing_kernels.errors import UserError
+from moe_routing_kernels.ops.library import compute_dtype
 
 AUTOCAST = (torch.bfloat16, torch.float16)
 PLAIN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -83,3 +84,16 @@ def test_two_dtypes_are_one_line(narrow):
     ):
         ops.layer(logits=logits, top_k=2, **given)
     assert "\n" not in str(e.value)
+
+
+def test_products_are_in_the_dtype_of_autocast_but_in_double_precision():
+    """As those of torch."""
+    for dtype, wanted in (
+        (torch.float32, torch.bfloat16),
+        (torch.float16, torch.bfloat16),
+        (torch.float64, torch.float64),
+    ):
+        x = torch.ones(2, 2, dtype=dtype)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert compute_dtype(x, x) == (x @ x).dtype == wanted
+        assert compute_dtype(x.float(), x) == dtype, "without autocast that of the weights"

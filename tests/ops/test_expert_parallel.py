@@ -216,6 +216,17 @@ def test_what_cannot_be_right_is_refused_in_one_line_on_all_ranks(tmp_path: Path
     assert found[1][3].startswith("top_k of rank 0: got 2; allowed: 3")
 
 
+def inferred(rank: int) -> bool:
+    """Whether a layer without gradients, of tokens that could have them on one rank alone, has one."""
+    x, w13, w2 = torch.randn(4, HIDDEN), torch.randn(4, 2 * INTERMEDIATE, HIDDEN), torch.randn(4, HIDDEN, INTERMEDIATE)
+    with torch.no_grad():
+        return ep.layer(x.requires_grad_(rank == 1), torch.randn(4, 8), w13, w2, 2).requires_grad
+
+
+def test_ranks_need_not_agree_on_gradients_where_there_are_none(tmp_path: Path) -> None:
+    assert rank_processes.called(2, tmp_path, inferred) == [False, False]
+
+
 def test_without_a_group_it_says_what_to_call() -> None:
     w13, w2 = torch.randn(4, 2 * INTERMEDIATE, HIDDEN), torch.randn(4, HIDDEN, INTERMEDIATE)
     with pytest.raises(UserError, match=r"group: got None.*init_process_group"):

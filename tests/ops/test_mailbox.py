@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from mailbox_messages import Messages
 from moe_routing_kernels import ops
 from moe_routing_kernels.errors import UserError
-from moe_routing_kernels.exchange import Letters
+from moe_routing_kernels.exchange import Letters, mailbox
 from moe_routing_kernels.exchange.mailbox import Mailbox
 from moe_routing_kernels.ops import ep
 
@@ -109,6 +110,21 @@ def test_a_mailbox_says_what_it_does_not_take(change: dict[str, object], said: s
     sizes = {"most_tokens": 4, "hidden": 16, "top_k": 2, "experts": 3} | change
     with pytest.raises(UserError, match=said):
         Mailbox(**sizes)  # type: ignore[arg-type]
+
+
+def test_the_rank_with_fewest_multiprocessors_decides_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of GPUs that differ in them alone; any other size must be the same."""
+    group = SimpleNamespace(size=lambda: 3, rank=lambda: 0)
+    same = (64, 4096, 8, 2, 0)
+
+    def agreed(*ranks: tuple[int, ...]) -> int:
+        gathered = torch.tensor(ranks).flatten()
+        monkeypatch.setattr(dist, "all_gather_into_tensor", lambda every, own, group: every.copy_(gathered))
+        return mailbox._agreed(ranks[0], group, torch.device("cpu"))  # type: ignore[arg-type]
+
+    assert agreed((*same, 132), (*same, 114), (*same, 144)) == 114
+    with pytest.raises(UserError, match="top_k of rank 2: got 6; allowed: 8, as rank 0 has"):
+        agreed((*same, 132), (*same, 132), (64, 4096, 6, 2, 0, 132))
 
 
 def test_a_mailbox_needs_a_group() -> None:

@@ -53,6 +53,8 @@ def test_pilots_are_runs_that_the_others_name() -> None:
         (0.1, 1, 20, 2, "pilot"),
         (0.01, 1, 20, 2, "pilot"),
     ]
+    short = expand(entry | {"warmup": 1}).pilots.values()
+    assert [run.warmup for run in short] == [1, 1], "no longer than that of the entry"
     assert all(run.pilots == tuple(planned.pilots) and run.lr is None for run in planned.finals.values())
     with pytest.raises(UserError, match="one of lr and pilot"):
         expand(entry | {"lr": 0.1})

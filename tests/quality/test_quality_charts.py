@@ -108,3 +108,21 @@ def test_the_curve_of_rates_has_seeds_and_winner(lr: float, kind: str) -> None:
     assert set(found.marks["series"]) == {"softk", kind} == set(found.colors)
     none = training_lines.learning_rates(table(rows("a", ["softk"])))
     assert none.marks.empty and "none of 2 final runs has pilots" in none.reason
+
+
+def test_curves_are_held_against_the_dense_model_or_else_the_rule_that_ends_best() -> None:
+    """At equal seed and step."""
+    bits = {"a": (3.0, 2.0), "b": (9.0, 1.0), "dense": (8.0, 5.0)}
+    table = pd.DataFrame(
+        [
+            {"contestant": name, "seed": 1, "step": step, training_lines.Y: value}
+            for name, values in bits.items()
+            for step, value in enumerate(values)
+        ]
+    )
+    for rows, base, differences in (
+        (table, "dense", [-5.0, -3.0, 1.0, -4.0]),
+        (table[table["contestant"] != "dense"], "b", [-6.0, 1.0]),
+    ):
+        found, others = training_lines._paired(rows)
+        assert found == base and others["difference"].tolist() == differences

@@ -553,3 +553,11 @@ def test_networks_with_a_hidden_layer_follow_their_formulas(network, dim, hidden
     if network == "mlp_hadamard":
         middle = (middle @ back[0].T + back[1]) * x
     assert torch.allclose(one(x), middle @ last.T, atol=1e-6)
+
+
+def test_a_threshold_has_one_token_at_least():
+    """Of fewer tokens than an even load of one: the best of each expert."""
+    router = build("expert_threshold", DIM, EXPERTS, 1).train()
+    x, tokens = torch.randn(1, EXPERTS // 2, DIM), torch.zeros(1, EXPERTS // 2, dtype=torch.int64)
+    router(x, tokens, torch.arange(EXPERTS // 2))
+    torch.testing.assert_close(router.pending, router.logits(x).detach().amax(0))

@@ -489,6 +489,19 @@ def test_a_cell_too_far_away_does_not_answer_for_an_implementation(monkeypatch):
         assert (found["kind"] == "refused") == (key is None) and (key is None or found["nearest"]["cell"] == key)
 
 
+def test_a_refusal_names_implementations_with_accuracy_of_the_weights_that_are_asked_for(monkeypatch):
+    """Of any format of a family; those of other formats, and of unquantised weights, are not able."""
+    known = {"cute": "int4_g128", "torch": "int4z_g128", "triton": "e4m3_row", "torch_loop": "bf16"}
+    monkeypatch.setattr(
+        stored, "accuracy", lambda runs: [{"implementation": name, "weights": form} for name, form in known.items()]
+    )
+    able = [
+        asking._nothing_near({"platform": "gpu"}, Question("m", ("layer",), LAYER, given), [("layer", [])], [])["able"]
+        for given in ({"weights": "int4"}, {})
+    ]
+    assert able == [["cute", "torch"], []]
+
+
 def test_published_runs_are_those_with_a_manifest_and_rows(tmp_path, monkeypatch):
     """By platform, each in the order of names."""
     monkeypatch.chdir(tmp_path)

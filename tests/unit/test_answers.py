@@ -132,6 +132,7 @@ def test_loss_per_second():
         runs("switch_top1", (2.0, 2.0), speed=4000.0),
         runs("topk_hard", (1.5, 1.5)),
         runs("expert_choice", (0.1, 0.1), causal=False),
+        *(runs(name, (0.2, 0.2), "e32", experts=32) for name in ("softk", "switch_top1")),  # fewer rules
     )
     assert said(answers.loss_per_second, *rows) == (
         "e8: of 3 causal rules at the end of equal schedules, no other has less loss in less time than switch_top1 2.0000 in 0.500 s; softk 1.0000 in 2.00 s "

@@ -526,3 +526,11 @@ def test_a_page_has_no_more_samples_of_a_row_than_it_may(kept, aside):
     assert found["every"] == (2 if kept else 1)
     assert len(found["at"]) == len(times[0][:: 2 if kept else 1]) <= row_data.MOST
     assert len(found["aside"]) == len(times[1][:: 2 if aside else 1]) <= row_data.MOST
+
+
+def test_a_page_asks_for_shared_experts_and_for_shards_only_where_rows_have_them():
+    def asked(**values):
+        return {axis["name"] for axis in script_data.questions(frame(one("layer", **values)), {})["axes"]}
+
+    alone, several = asked(), asked(ep=2)
+    assert "shared_intermediate" in alone & several and several - alone == {"ep"}

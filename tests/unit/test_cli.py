@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import forks
@@ -19,6 +20,7 @@ from moe_routing_bench import packages, study
 from moe_routing_bench.benches.registry import BENCHES
 from moe_routing_bench.cli import main as cli
 from moe_routing_bench.cli import printing, status
+from moe_routing_bench.comparison import anomalies
 from moe_routing_bench.config import load as config
 from moe_routing_bench.config.expand import cell_of, expand
 from moe_routing_bench.measure import supervisor
@@ -26,6 +28,7 @@ from moe_routing_bench.quality import code as quality_code
 from moe_routing_bench.quality import plan, run_rows
 from moe_routing_bench.quantities import count
 from moe_routing_bench.store import paths, platforms, records, rows
+from moe_routing_bench.store.parquet import write_table
 from moe_routing_bench.study import progress
 from moe_routing_kernels import choices
 from signals import interruptible, runs
@@ -371,6 +374,23 @@ def test_status_collect_and_prune_follow_the_config(call):
     assert not orphan.exists() and paths.cell_file("cpu", jobs[0]).exists()
     (moved,) = paths.trash("cpu").glob("*/cells/*/*.parquet")
     assert moved.name == orphan.name and str(moved.parents[2]) in out and "compared with --config-json" in out
+
+
+def test_collect_holds_rows_against_what_was_measured_again(call, monkeypatch):
+    jobs = expand(config.load(CONFIG), {})
+    for job in jobs:
+        write_cell(job)
+    again = paths.again("cpu")
+    again.parent.mkdir(parents=True, exist_ok=True)
+    rest = dict.fromkeys(anomalies.SECONDS.names)
+    second = pa.Table.from_pylist([rest | {"cell_hash": jobs[0].hash, "median_us": 3.0}], anomalies.SECONDS)
+    write_table(again, second)
+    judged, given = anomalies.with_anomalies, []
+    monkeypatch.setattr(anomalies, "with_anomalies", lambda *values: given.append(values[1]) or judged(*values))
+    assert call("collect", "--platform", "cpu", "--config-json", json.dumps(CONFIG))[0] == 0
+    again.unlink()
+    assert call("collect", "--platform", "cpu", "--config-json", json.dumps(CONFIG), "--force")[0] == 0
+    assert given[0].to_pylist() == second.to_pylist() and given[1] is None
 
 
 @pytest.mark.parametrize("kept_by", ["manifest", "name", None])

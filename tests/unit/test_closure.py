@@ -9,6 +9,7 @@ import pytest
 import forks
 from moe_routing_bench import packages
 from moe_routing_kernels.closure import PACKAGE, closure, fingerprint, forget, statements
+from moe_routing_kernels.closure import name as named
 
 FILES = {
     "__init__.py": "",
@@ -59,6 +60,13 @@ def made(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("module", EXPECTED)
 def test_files_of_a_module(made: Path, module: str) -> None:
     assert closure([module], made) == sorted(made / f"{name}.py" for name in EXPECTED[module])
+
+
+def test_files_of_several_packages_are_named_with_their_package(made: Path) -> None:
+    """Equal files of two packages have two names."""
+    leaf, other = made / "inner/leaf.py", made.parent / "other"
+    assert named(leaf, (made,)) == "inner/leaf.py" and named(leaf, (other, made)) == "made/inner/leaf.py"
+    assert named(leaf, (other,)) == "leaf.py"
 
 
 def test_several_modules_are_a_union(made: Path) -> None:

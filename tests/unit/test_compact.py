@@ -55,6 +55,14 @@ def test_points_that_cover_each_other_are_one_and_few_points_stay() -> None:
     assert thinned(few, lambda _: scales)[0] is few
 
 
+def test_points_cover_each_other_where_they_are_drawn() -> None:
+    """On a logarithmic axis 1 and 10 are as far apart as 10 and 100."""
+    every = [1.0, 10.0, 100.0, *[1e6] * MOST_POINTS]
+    table = marks([{"panel": "gate", "series": "a", "x": x, "y": 1.0} for x in every])
+    assert thinned(table, lambda _: (Scale("x", "log"), Scale("y")))[0]["x"].tolist() == [1.0, 10.0, 100.0, 1e6]
+    assert thinned(table, lambda _: (Scale("x"), Scale("y")))[0]["x"].tolist() == [1.0, 1e6]
+
+
 def test_lists_that_are_not_asked_for_are_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, asked = tmp_path / "rows.parquet", []
     rows.write(path, [{"schema_version": rows.SCHEMA_VERSION, "bench": "gate", "expert_load": [1, 2]}], "")

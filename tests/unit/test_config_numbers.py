@@ -26,6 +26,7 @@ from moe_routing_bench.config import (
 from moe_routing_bench.config.architectures import Architecture
 from moe_routing_bench.config.axes import AXES
 from moe_routing_bench.config.model_fields import Fields
+from moe_routing_bench.fields import file_name
 from moe_routing_bench.grid.cell import Settings
 from moe_routing_kernels.errors import UserError
 
@@ -366,6 +367,13 @@ def test_a_number_of_things_is_that_of_every_layer(value):
     assert read.count("num_experts") == 8 and read.notes == [
         "num_experts is 8: the file has a list with one number for all layers"
     ]
+
+
+def test_a_name_of_a_file_has_at_most_150_letters():
+    assert file_name("a", "x" * 150) == "x" * 150
+    for name in ("x" * 151, "", ".x", "a/b"):
+        with pytest.raises(UserError, match="at most 150 letters"):
+            file_name("a", name)
 
 
 def test_numbers_have_bounds_and_null_is_none_or_missing():

@@ -210,6 +210,15 @@ def test_the_fastest_of_each_cell_is_shown() -> None:
     assert set(OURS) < set(kept.colors) and len(set(kept.colors) & set(OTHERS)) == MOST_SERIES - len(OURS)
 
 
+def test_others_that_are_fastest_give_no_place_to_ours() -> None:
+    """Four cells, each with another package in front, and ours behind them."""
+    times = {name: [50.0] * 4 for name in [*OURS, *OTHERS]}
+    for place, name in enumerate(OTHERS[:4]):
+        times[name][place] = 1.0
+    kept = few(chart(list(times), **rows(times)))
+    assert set(kept.colors) == {*OURS[:2], *OTHERS[:4]}
+
+
 def test_without_others_more_of_ours_are_shown() -> None:
     names = origins.ours("layer")
     assert len(names) > MOST_SERIES
@@ -223,6 +232,11 @@ def test_each_panel_keeps_a_series() -> None:
     times = {name: [1.0 + place] for place, name in enumerate(names)}
     kept = few(chart(names, {"one": names, "two": ["sonicmoe"], "three": ["cute", "sonicmoe"]}, **rows(times)))
     assert set(kept.marks["panel"]) == {"one", "two", "three"} and len(kept.colors) == MOST_SERIES
+    kept = few(
+        chart(names, {"one": names, "two": ["vllm_triton"], "three": ["sonicmoe", "vllm_triton"]}, **rows(times))
+    )
+    others = {"torch_loop", "quack", "sglang_triton"}
+    assert set(kept.colors) == {*OURS[:2], *others, "vllm_triton"}, "one of a panel is enough"
 
 
 def test_rules_of_best_quality_and_those_of_the_front() -> None:

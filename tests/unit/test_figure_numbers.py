@@ -10,6 +10,7 @@ from moe_routing_bench.figures import (
     footer,
     formats,
     imbalance,
+    paper,
     row_groups,
     times,
     training_points,
@@ -375,3 +376,13 @@ def test_the_interval_of_a_speed_is_that_of_seeds_or_of_blocks_whichever_is_wide
     found = training_points._mark("t", "a", rows)
     assert (found["x"], found["y"], found["low"]) == (1000.0, 2.0, 2.0)
     assert (found["x_high"] - found["x"], found["x"] - found["x_low"]) == (pytest.approx(reach, rel=1e-4),) * 2
+
+
+def test_the_chart_of_the_scale_model_is_of_ways_without_tensor_parallelism(tmp_path):
+    common = {"model": "m", "gpus": 8, "tokens": 64, "skew": 0.5, "tp": 1, "error_median": 0.1, "error_p90": 0.2}
+    rows = [
+        common | {"ep": ep, "layer_us": us, "drawn_us": us + 1, "planned_us": None} for ep, us in ((8, 20.0), (1, 90.0))
+    ]
+    paper.scaling(rows, tmp_path / "a.svg")
+    paper.scaling([*rows, rows[1] | {"tp": 8, "layer_us": 5.0, "drawn_us": 5.0}], tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()

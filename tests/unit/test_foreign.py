@@ -120,6 +120,13 @@ def test_a_file_that_is_no_table_is_refused(tmp_path):
         foreign.rows(pd.DataFrame(LEAST).iloc[:0])
 
 
+def test_hosts_without_a_gpu_tell_rows_apart():
+    table = pd.DataFrame({"bench": "gate", "implementation": "x", "median_us": [1.0, 2.0], "host": ["a", "b"]})
+    assert foreign.rows(table)["median_us"].tolist() == [1.0, 2.0]
+    with pytest.raises(UserError, match="twice"):
+        foreign.rows(table.assign(host="a"))
+
+
 def test_hostile_names_are_text(tmp_path):
     """In the page of a file that others wrote."""
     evil = "<img src=x onerror=alert(1)>"

@@ -125,6 +125,11 @@ def test_a_line_of_experts_is_all_that_choosing_it_needs(planted) -> None:
     assert way is not None and way.module is module and not way.gathers
 
 
+@pytest.mark.parametrize("quantised", ["weights", "rows"])
+def test_operators_do_not_depend_on_experts_that_only_take_quantised_formats(planted, quantised: str) -> None:
+    assert planted(quantised=quantised).__name__ not in chosen_by_name()
+
+
 def test_a_line_without_a_rank_is_never_chosen(planted) -> None:
     pytest.importorskip("triton")
     module = planted(rank=None)

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from moe_routing_bench.cli import (
@@ -251,6 +252,20 @@ def test_profiles(tmp_path):
     assert lines[0] == "implementation,operator,kind,self_device_us,self_cpu_us,calls" and len(lines) == 13
     assert lines[12] == f"cute,op11{'x' * 90},kernel,21.25,61.5,14"
     assert profile._ok([{"implementation": "a", "status": "ok"}, {"implementation": "b", "status": "hung"}]) == ["a"]
+
+
+def test_implementations_that_are_named_are_profiled_and_no_others(monkeypatch, tmp_path):
+    names, asked = ["torch", "triton", "cute"], []
+    table = pa.table({"platform": ["cpu"] * 3, "implementation": names, "status": ["ok"] * 3})
+    monkeypatch.setattr(profile.records, "read", lambda path: table)
+    monkeypatch.setattr(profile.records, "spec_of", lambda table: "spec")
+    monkeypatch.setattr(profile.platforms, "verify", lambda platform: None)
+    monkeypatch.setattr(profile.Job, "from_spec", lambda spec: SimpleNamespace(implementations=tuple(names)))
+    monkeypatch.setattr(profile.shutil, "which", lambda name: None)
+    monkeypatch.setattr(profile, "profiled", lambda job, rows, out: asked.append(profile._ok(rows)))
+    for only in ("cute, torch", None):
+        profile.profile(tmp_path / "cell.parquet", tmp_path / "out", only)
+    assert asked == [["torch", "cute"], names]
 
 
 def test_bits_of_weights_have_their_scales():

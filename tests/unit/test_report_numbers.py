@@ -320,6 +320,16 @@ def test_means_of_speed_ups_leave_out_what_is_missing():
     assert products._mean([2.0, math.nan, 8.0]) == "4x" and products._mean([math.nan]) == "–"
 
 
+def test_means_of_a_format_are_over_all_its_rows_and_over_those_of_a_steady_machine():
+    rows = [("int4", "steady", 2.0), ("int4", "shared", 8.0), ("int8", "shared", 3.0)]
+    known = [
+        ({"format": form, "activations": "bf16", "machine": machine, "speedup": speedup}, {}, 1)
+        for form, machine, speedup in rows
+    ]
+    lines = products._means(known, {"short": "s"}, "cpu").rows
+    assert lines == [["int4", "bf16", "4x", "2x", "–", "–", "2"], ["int8", "bf16", "3x", "–", "–", "–", "1"]]
+
+
 def test_times_of_models_are_in_milliseconds_and_reasons_are_said_once():
     rows = pd.DataFrame(
         [row("a", 4000.0, phase="decode"), row("b", 2000.0, phase="decode"), row("c", 1.0, "hung", phase="decode")]
@@ -349,6 +359,15 @@ def test_a_profile_has_its_operators_line_by_line():
     )
 
 
+def test_the_first_operators_of_a_profile_are_shown():
+    """As many as were published, in their order."""
+    times = {"self_cpu_us": 1.0, "self_device_us": 2.0, "calls": 3}
+    operators = [times | {"operator": f"o{i}"} for i in range(block_profiles.SHOWN + 2)]
+    profile = {"axes": {"dtype": "bf16"}, "implementations": {"torch_loop": {"operators": operators}}}
+    (table,) = block_profiles._operators(profile, {"short": "s"}, "cpu")
+    assert [line[5] for line in table.rows][: block_profiles.SHOWN] == [f"o{i}" for i in range(block_profiles.SHOWN)]
+
+
 def test_cells_of_a_predecessors_command():
     """Its values of axes at divided sizes, and the default of others; the least number that explains all hidden sizes."""
     command = predecessor.Command("t", "moe-routing-bench measure pack --tokens 64,128 --hidden 4096,2048", {}, "")
@@ -361,6 +380,7 @@ def test_cells_of_a_predecessors_command():
     assert (
         predecessor._divided_by([command], rows.iloc[:4]) == 16
         and predecessor._divided_by([command], frame(one("pack", hidden=100))) == 1
+        and predecessor._divided_by([command], frame(one("pack", hidden=256))) == 8  # of 2048, not 16 of 4096
     )
     assert predecessor._quotients([4096, 2048], 256) == {16, 8}
     assert predecessor._range("cute", pd.Series([3.0, 1.5, 2.0])) == "cute 1.5 to 3 µs"

@@ -42,6 +42,13 @@ def test_no_stream_at_all_is_status_2(where: str, tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", "")
 
 
+def test_a_message_is_in_its_file_at_once(tmp_path: Path) -> None:
+    """A process that is killed has said what it was at."""
+    code = "import os, sys; from moe_routing_bench import streams; streams.guard(); print('at work', file=sys.stderr); os._exit(3)"
+    ended = shell(f'{sys.executable} -c "{code}" 2>said', tmp_path)
+    assert ended.returncode == 3 and (tmp_path / "said").read_text() == "at work\n"
+
+
 @pytest.mark.parametrize("where", ["2>/dev/full", "2>&-", "2>&- <&-"], ids=["full", "closed", "closed with stdin"])
 @pytest.mark.parametrize(("arguments", "status"), [("--version", 0), ("--nothing", 2)])
 def test_messages_that_nothing_takes_change_nothing(arguments: str, status: int, where: str, tmp_path: Path) -> None:
