@@ -474,6 +474,14 @@ def test_colours_are_seen_on_paper_and_at_night():
     )
 
 
+@pytest.mark.parametrize("pair", [("int8_g128", "int4z_g128"), ("e4m3_g128", "e5m2_g128")])
+def test_formats_that_runs_draw_together_are_apart_at_night(pair):
+    """Two violets were drawn as one; two floats had one colour and one symbol."""
+    first, second = (np.array(to_rgb(palette.dark(palette.FORMATS[name]))) for name in pair)
+    assert np.abs(first - second).max() > 0.25
+    assert palette.symbol(pair[0]) != palette.symbol(pair[1])
+
+
 def test_implementations_of_one_bench_have_colours_of_their_own():
     """As far as the palette reaches; an addition never moves an earlier one, and one that no bench has takes the next."""
     for bench in BENCHES.values():
