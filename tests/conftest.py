@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import re
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -19,6 +20,9 @@ import forks
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # Nor may torch start threads in this process, which are missing in a worker that is forked from it, and are waited for there.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A shell without job control has what it starts in the background ignore interrupts, of which tests are.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -142,15 +142,6 @@ def test_an_interrupt_leaves_the_child_at_work(capfd):
     assert found == [1, 2, 1, 2] and capfd.readouterr().err == ""
 
 
-@pytest.fixture
-def interruptible():
-    """A process that ignores interrupts, as one that a shell started in the background does, raises them here."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("waiting", [False, True])
 def test_an_interrupt_of_this_process_ends_the_child(waiting, tmp_path, capfd):
     """While this process works, or waits for the answer. A child that has begun is told by a file."""
